@@ -1,4 +1,4 @@
-"""DiLoCo (Douillard et al. 2023): 30 steps of AdamW on every node, then the exact mean of how far the nodes have come.
+"""DiLoCo (Douillard et al. 2023): 30 steps of AdamW on every node, then the exact mean of the nodes' progress.
 
     python train.py --config configs/diloco.py
     python train.py --config configs/diloco.py --local.every 10

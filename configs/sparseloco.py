@@ -4,7 +4,7 @@
     python train.py --config configs/sparseloco.py --local.every 10 --compressor.residual-decay 0.999
 
 The 64 largest of every chunk of 4,096 values are sent. Chunks lie within layers. On ptb_gpt it ends at 1.680 nats a
-character (3,000 steps, three seeds; AdamW in every step 1.193, one node alone 1.411): docs/results/local_steps.
+character (3,000 steps, three seeds; AdamW in every step 1.193, a single node 1.411): docs/results/local_steps.
 """
 
 from jgc.compress import TopK

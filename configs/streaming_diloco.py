@@ -3,7 +3,7 @@
     python train.py --config configs/streaming_diloco.py
     python train.py --config configs/streaming_diloco.py --local.overlap 0 --local.merge 0
 
-A node keeps half of its own parameters when it takes over the shared ones, as in the paper. The largest message is a
+A node keeps half of its parameters when it adopts the shared ones, as in the paper. The largest message is a
 third of DiLoCo's, and has 5 steps of time to travel. On ptb_gpt, with outer rate 1 and momentum 0.6, it ends at 1.318
 nats a character (3,000 steps, three seeds; DiLoCo 1.235): docs/results/local_steps.
 """

@@ -19,7 +19,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 exclude_patterns = ["jupyter_execute"]
 
-nb_execution_mode = "force"  # every code cell runs in every build: what the pages show is what this version does
+nb_execution_mode = "force"  # every build runs every code cell: the pages show the output of this version
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300  # a wait for a busy machine, not a measure of the cells, which take seconds
 nb_merge_streams = True
@@ -45,7 +45,7 @@ def code_of(match):
     return code + (r"\ " if match[2] else "") + match[2]
 
 
-COLON = "\uf001"  # in place of a colon in the help of a setting, before which Napoleon would read a type
+COLON = "\uf001"  # replaces a colon in the help of a setting, where Napoleon would read a type
 
 
 def without_colons(app, what, name, obj, options, lines):

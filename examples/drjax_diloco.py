@@ -1,10 +1,10 @@
-"""A local-step trainer written in drjax, as MaxText's DiLoCo is: its mean over replicas compressed by jgc.
+"""A local-step trainer in drjax, such as MaxText's DiLoCo, with its mean over replicas compressed by jgc.
 
     pip install drjax
     python examples/drjax_diloco.py
 
-Each replica takes 10 steps of AdamW. `drjax.reduce_mean`, or jgc with its state, then gives the mean of how far they
-have come, and an outer optimiser applies it. docs/drjax.md has the lines that change.
+Each replica takes 10 steps of AdamW. `drjax.reduce_mean`, or jgc with its state, then gives the mean of
+their progress, and an outer optimiser applies it. docs/drjax.md has the lines that change.
 """
 
 import argparse
@@ -25,7 +25,7 @@ INNER, OUTER = optax.adamw(3e-3), optax.sgd(0.7, momentum=0.9, nesterov=True)
 
 class Model(nn.Module):
     @nn.compact
-    def __call__(self, text):  # the last WINDOW characters, for the logits of the next
+    def __call__(self, text):  # the last WINDOW characters -> logits of the next
         x = nn.Embed(CHARACTERS, 32)(text).reshape(len(text), -1)
         return nn.Dense(CHARACTERS)(nn.gelu(nn.Dense(256)(x)))
 
@@ -90,7 +90,7 @@ def make_trainer(compressor, nodes):
 
 def batch_of(step, unseen=False):
     """Windows of text, i32[REPLICAS, EXAMPLES, WINDOW + 1]. The last tenth of the text is unseen."""
-    text = np.fromfile(argparse.__file__, np.uint8)  # some text that every Python brings along
+    text = np.fromfile(argparse.__file__, np.uint8)  # some text that every Python has
     text = text[text < CHARACTERS].astype(np.int32)
     text = text[len(text) * 9 // 10 :] if unseen else text[: len(text) * 9 // 10]
     starts = np.random.default_rng(step).integers(0, len(text) - WINDOW, (REPLICAS, EXAMPLES, 1))
@@ -98,7 +98,7 @@ def batch_of(step, unseen=False):
 
 
 def train(compressor, steps=STEPS):
-    """The losses, their last on text that no step has read, and the bytes that a replica sends in an exchange."""
+    """The losses, the last one on unseen text, and the bytes that a replica sends in an exchange."""
     places = REPLICAS if len(jax.devices()) >= REPLICAS else 1  # a replica on each device, or all on the first
     mesh = jax.make_mesh((places,), ("replicas",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:places])
     nodes = jgc.from_mesh(mesh, slow="replicas", per_device=REPLICAS // places)

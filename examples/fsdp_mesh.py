@@ -2,8 +2,9 @@
 
     python examples/fsdp_mesh.py
 
-The four devices of a host divide every matrix. Each compresses the gradient of its own shards and meets the same device
-of the other host. Parameters, AdamW's state and residuals stay divided. Prints losses, bytes and shares of the memory.
+The four devices of a host divide every matrix. Each compresses the gradient of its shards and exchanges it with
+the same device of the other host. Parameters, AdamW's state and residuals stay divided. Prints losses, bytes and
+shares of memory.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def loss(params, text):
 
 def batch_of(step):
     """Windows of text, i32[HOSTS, EXAMPLES, WINDOW + 1]."""
-    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python brings along
+    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python has
     text = text[text < CHARACTERS].astype(np.int32)
     starts = np.random.default_rng(step).integers(0, len(text) - WINDOW, (HOSTS, EXAMPLES, 1))
     return text[starts + np.arange(WINDOW + 1)]

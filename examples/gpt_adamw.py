@@ -3,7 +3,7 @@
     python examples/gpt_adamw.py
 
 Shows the parts of the loop: node-local gradients, local clipping, top-k for matrices, norms uncompressed, AdamW with a
-schedule and a mask for weight decay. Prints losses and bytes beside those of the uncompressed run.
+schedule and a mask for weight decay. Prints losses and bytes next to the uncompressed run.
 """
 
 import argparse
@@ -57,15 +57,15 @@ def loss(params, text):
 
 
 def batch_of(step):
-    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: each node has its own examples."""
-    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python brings along
+    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: different examples on each node."""
+    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python has
     text = text[text < CHARACTERS].astype(np.int32)
     starts = np.random.default_rng(step).integers(0, len(text) - WINDOW, (NODES, EXAMPLES, 1))
     return text[starts + np.arange(WINDOW + 1)]
 
 
 def make_optimizer(compressor, nodes, steps):
-    """Clip each node's gradient, compress, then AdamW: what has a state stands after the compressor."""
+    """Clip each node's gradient, compress, then AdamW: transforms with a state come after the compressor."""
     rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, 10, steps, 5e-4)
     decayed = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
     return optax.chain(
@@ -76,7 +76,7 @@ def make_optimizer(compressor, nodes, steps):
 
 
 def train(compressor, nodes, steps=STEPS):
-    """The losses of all steps, and the loss on text that no step has seen in this cut."""
+    """The losses of all steps, and the loss on windows that no step has used."""
     params = jgc.place(first_params(jax.random.key(0)), jgc.SHARED, nodes)
     tx = make_optimizer(compressor, nodes, steps)
     opt_state = jgc.init_optax(tx, params, nodes)

@@ -2,8 +2,8 @@
 
     pip install equinox && python examples/gpt_equinox.py
 
-The nodes share whatever devices there are. Prints losses and bytes. gpt_linen.py and gpt_nnx.py train the same GPT:
-weights are drawn by name, so all three begin alike and reach the same loss.
+The nodes share the available devices. Prints losses and bytes. gpt_linen.py and gpt_nnx.py train the same GPT:
+weights are drawn by name, so all three start equal and reach the same loss.
 """
 
 import argparse
@@ -24,7 +24,7 @@ NODES, EXAMPLES, STEPS = 8, 2, 60
 
 
 def drawn(name, *shape):
-    """Weights whose numbers depend on the name alone."""
+    """Random weights that depend only on the name."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     return jnp.asarray(0.05 * random.normal(size=shape), jnp.float32)
 
@@ -73,8 +73,8 @@ class GPT(eqx.Module):
 
 
 def batches(steps):
-    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: each node has its own examples."""
-    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python brings along
+    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: different examples on each node."""
+    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python has
     text = text[text < CHARACTERS].astype(np.int32)
     for step in range(steps):
         starts = np.random.default_rng(step).integers(0, len(text) - WINDOW, (NODES, EXAMPLES, 1))
@@ -83,7 +83,7 @@ def batches(steps):
 
 def train(nodes, steps=STEPS):
     """The loss of every step."""
-    params, static = eqx.partition(GPT(), eqx.is_inexact_array)  # jgc and optax take the arrays alone
+    params, static = eqx.partition(GPT(), eqx.is_inexact_array)  # jgc and optax take only the arrays
 
     def loss(params, text):  # of one node: text i32[EXAMPLES, WINDOW + 1]
         logits = jax.vmap(eqx.combine(params, static))(text[:, :-1])

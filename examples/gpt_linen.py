@@ -2,8 +2,8 @@
 
     python examples/gpt_linen.py
 
-The nodes share whatever devices there are. Prints losses and bytes. gpt_nnx.py and gpt_equinox.py train the same GPT:
-weights are drawn by name, so all three begin alike and reach the same loss.
+The nodes share the available devices. Prints losses and bytes. gpt_nnx.py and gpt_equinox.py train the same GPT:
+weights are drawn by name, so all three start equal and reach the same loss.
 """
 
 import argparse
@@ -23,7 +23,7 @@ NODES, EXAMPLES, STEPS = 8, 2, 60
 
 
 def drawn(name):
-    """An initialiser whose numbers depend on the name alone."""
+    """An initialiser that depends only on the name."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     return lambda key, shape, dtype=jnp.float32: jnp.asarray(0.05 * random.normal(size=shape), dtype)
 
@@ -61,8 +61,8 @@ class GPT(nn.Module):
 
 
 def batches(steps):
-    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: each node has its own examples."""
-    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python brings along
+    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: different examples on each node."""
+    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python has
     text = text[text < CHARACTERS].astype(np.int32)
     for step in range(steps):
         starts = np.random.default_rng(step).integers(0, len(text) - WINDOW, (NODES, EXAMPLES, 1))

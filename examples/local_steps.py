@@ -1,9 +1,9 @@
-"""Exchange every 10 steps: a small GPT under AdamW, by DiLoCo and by SparseLoCo, beside gradients in every step.
+"""Exchange every 10 steps: a small GPT under AdamW, by DiLoCo and by SparseLoCo, and exchanging in every step.
 
     python examples/local_steps.py
 
-Every node takes 10 steps of AdamW of its own, which send nothing. Then the nodes aggregate how far they have come, by
-any method, and an outer optimiser moves the parameters that all share. Prints losses on unseen text, and bytes.
+Every node takes 10 steps of AdamW, which send nothing. Then the nodes aggregate their progress, by any method, and an
+outer optimiser moves the shared parameters. Prints losses on unseen text, and bytes.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import jgc
 WIDTH, HEADS, BLOCKS, WINDOW, CHARACTERS = 64, 4, 2, 64, 128
 NODES, EXAMPLES, STEPS, EVERY = 4, 2, 60, 10
 SPARSE = jgc.compress.topk(alpha=1 / 64, value_code="2bit-codebook", residual_decay=0.95)
-METHODS = {  # the outer optimiser, and the method that the exchange goes by
+METHODS = {  # the outer optimiser, and the method of the exchange
     "DiLoCo": (optax.sgd(0.7, momentum=0.9, nesterov=True), jgc.compress.dense()),
     "SparseLoCo": (optax.sgd(1.0), SPARSE),
 }
@@ -53,8 +53,8 @@ def loss(params, text):
 
 
 def batch_of(step, unseen=False):
-    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: each node has its own examples. The last tenth is unseen."""
-    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python brings along
+    """Windows of text, i32[NODES, EXAMPLES, WINDOW + 1]: different examples on each node. The last tenth is unseen."""
+    text = np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)  # some text that every Python has
     text = text[text < CHARACTERS].astype(np.int32)
     text = text[len(text) * 9 // 10 :] if unseen else text[: len(text) * 9 // 10]
     starts = np.random.default_rng(step).integers(0, len(text) - WINDOW, (NODES, EXAMPLES, 1))
@@ -62,13 +62,13 @@ def batch_of(step, unseen=False):
 
 
 def adamw(steps):
-    """AdamW behind clipping, with a warm-up and a cosine: the optimiser of every step, or each node's own."""
+    """AdamW after clipping, with a warm-up and a cosine: the optimiser of every step, or the inner one of each node."""
     rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, 10, steps, 5e-4)
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.1))
 
 
 def train(init, step, steps=STEPS):
-    """The state after some steps, and the loss on text that no step has seen."""
+    """The state after some steps, and the loss on unseen text."""
     state = init(jax.random.key(1), first_params(jax.random.key(0)))
     for i in range(steps):
         state, _ = step(state, batch_of(i))

@@ -2,9 +2,9 @@
 
     python examples/multi_phase.py
 
-It finds its phases during the run: how many components it needs follows from the samples. `make_step` asks for the
-phase of each step, calls the transition (which computes the components), and compiles one program for each phase.
-Prints the phases as they come. `run_by_hand` is the same loop of public parts.
+It finds its phases during the run, because the number of components follows from the samples. `make_step` looks up the
+phase of each step, calls the transition (which computes the components), and compiles one program per phase.
+Prints the phases as they come. `run_by_hand` is the same loop from public parts.
 """
 
 import jax
@@ -63,7 +63,7 @@ def run(nodes, steps=STEPS):
 
 
 def run_by_hand(nodes, steps=STEPS):
-    """The loss of every step, of parts: for loops that need something in between."""
+    """The same from public parts, for loops that do something in between."""
     optimizer, key, placement = optax.adam(1e-2), jax.random.key(1), jgc.State(jgc.SHARED, jgc.LOCAL)
     params = jgc.place(first_params(), jgc.SHARED, nodes)
     opt_state = jgc.place(optimizer.init(params), jgc.SHARED, nodes)

@@ -1,9 +1,9 @@
-"""A loop with AdamW whose nodes meet in a bucket or a folder. Start it several times, with other names:
+"""A loop with AdamW; its nodes meet in a bucket or a folder. Start it several times, with different names:
 
     python examples/rounds.py run/bucket a &
     python examples/rounds.py run/bucket b
 
-Kill one and start it again: the other waits once, and the killed one comes back with its residual.
+Kill one and start it again: the other waits once, and the killed node comes back with its residual.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def step(params, state, key):
 optimizer = optax.adamw(3e-3)
 params = Model().init(jax.random.key(0), jnp.zeros((1, 8)))
 state = optimizer.init(params)
-key = jax.random.key(sum(args.node.encode()))  # every node draws other batches
+key = jax.random.key(sum(args.node.encode()))  # every node draws different batches
 step(params, state, key)  # compile before joining: from then on the others wait for this node
 
 rounds = jgc.rounds.join(

@@ -1,11 +1,11 @@
 """One loop in several processes, one on each host.
 
-    python examples/several_hosts.py                    # alone: the same run in one process
+    python examples/several_hosts.py                    # the same run in one process
     python examples/several_hosts.py host-a:5555 2 0    # on host-a, which the others connect to
     python examples/several_hosts.py host-a:5555 2 1    # on host-b
 
-Every process runs the same program, and makes the batches of its own nodes alone. Gradients cross between the processes
-compressed, and all of them hold the same parameters, bit for bit. Process 0 prints.
+Every process runs the same program, and makes only the batches of its nodes. Gradients are compressed between the
+processes, and all processes hold the same parameters, bit for bit. Process 0 prints.
 """
 
 import argparse
@@ -22,22 +22,22 @@ COMPRESSOR = jgc.compress.topk(alpha=0.25)
 
 
 def loss(params, batch):
-    """A node's mean loss over its own examples."""
+    """A node's mean loss over its examples."""
     return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
 
 
 def examples_of(node, step):
-    """The batch of one node; each has data of its own."""
+    """The batch of one node; each node has different data."""
     x = np.random.default_rng((step, node)).normal(size=(EXAMPLES, 16)).astype("float32")
     return {"x": x, "y": x.sum(-1, keepdims=True)}
 
 
 def batch_of(step, nodes):
-    """Leaves f32[NODES, EXAMPLES, ...] on the devices of all processes, of which this process makes its own part."""
+    """Leaves f32[NODES, EXAMPLES, ...] on the devices of all processes; this process makes only its part."""
 
     def part(of):
-        own = [examples_of(node, step) for node in range(*of.indices(NODES))]  # `of` is a slice of the nodes
-        return jax.tree.map(lambda *x: np.stack(x), *own)
+        parts = [examples_of(node, step) for node in range(*of.indices(NODES))]  # `of` is a slice of the nodes
+        return jax.tree.map(lambda *x: np.stack(x), *parts)
 
     return jgc.place_parts(part, nodes)
 

@@ -120,8 +120,8 @@ def test_drjaxs_mean_is_that_of_jgc_and_four_bits_learn_as_well():
 
 
 @every_layout
-def test_own_method_loses_no_gradient_and_learns(layout):
-    module, nodes = example("own_method"), nodes_of(layout)
+def test_new_method_loses_no_gradient_and_learns(layout):
+    module, nodes = example("new_method"), nodes_of(layout)
     assert module.check_conservation(module.turns(4), nodes) < 1e-5
     losses, _ = module.train(module.turns(4), nodes, 40)
     assert np.mean(losses[-5:]) < 0.7 * losses[0]

@@ -1,12 +1,12 @@
-"""Words that the project gave up, in names, settings, messages and pages. Each has the word to take in its place."""
+"""Words to avoid in names, settings, messages and pages, each with its replacement."""
 
 import ast
-import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from word_rates import parsed
 
 ROOT = Path(__file__).parents[2]
 FILES = [*(file for name in ("jgc", "experiments", "configs") for file in sorted((ROOT / name).rglob("*.py"))),
@@ -25,19 +25,6 @@ PHRASES = {  # in strings, docstrings and pages
     r"\bsparse_gd\b": "topk",
     r"goes? through it\b": "propagates",
 }
-
-
-def parsed(path: Path) -> Iterator[ast.AST]:
-    """The nodes of a file's syntax tree, without garbage collection while it is parsed.
-
-    What is collected may log a traceback (a failed task of asyncio, left by another test in this process). In Python
-    3.11 this parses too, and the outer parse then ends in "AST constructor recursion depth mismatch".
-    """
-    gc.disable()
-    try:
-        return ast.walk(ast.parse(path.read_text()))
-    finally:
-        gc.enable()
 
 
 def names_of(path: Path) -> Iterator[tuple[int, str]]:
@@ -67,7 +54,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def given_up(name: str) -> str:
-    """The word to take in place of one in the name; "" if there is none."""
+    """The replacement for a word in the name; "" if there is none."""
     return next((NAMES[part] for part in parts_of(name) if part in NAMES), "")
 
 

@@ -1,9 +1,9 @@
-"""A compression method of one's own, in one file: "turns", which sends every s-th value in turn and keeps the rest.
+"""A new compression method in one file: "turns" sends every s-th value in turn and keeps the rest.
 
-    python examples/own_method.py
+    python examples/new_method.py
 
-A method is one function on one node and the messages that it sends; `from_step` adds packing, the residual, the skipped
-step and the byte count. Prints losses beside `dense`, bytes, and that no gradient is lost.
+A method is a function that runs on one node, and a list of its messages; `from_step` adds packing, the residual, the
+skipped step and the byte count. Prints losses next to `dense`, bytes, and that no gradient is lost.
 """
 
 import jax
@@ -31,13 +31,13 @@ def turns(every=8):
         raise ValueError(f"every must be at least 1, got {every}")
 
     def init(key, layers, nodes):
-        return jnp.int32(0), ()  # shared by all nodes: whose turn it is; nothing of a node's own
+        return jnp.int32(0), ()  # shared by all nodes: the turn; no state per node
 
     def step(phase, key, v, state, layers, nodes):  # v: f32[n], this node's gradient plus residual
         turn = state.shared
         rows = jnp.pad(v, (0, -v.size % every)).reshape(-1, every)
         column = jnp.arange(every) == turn
-        mean = comm.pmean(rows[:, turn], nodes, "values")  # f32[n / every]: all that travels
+        mean = comm.pmean(rows[:, turn], nodes, "values")  # f32[n / every]: the only message
         mean, sent = (jnp.where(column, x, 0).reshape(-1)[: v.size] for x in (mean[:, None], rows))
         return Step(mean, sent, shared=(turn + 1) % every, elements=len(rows))
 
@@ -81,18 +81,18 @@ def train(compressor, nodes, steps=STEPS):
 
 
 def check_conservation(compressor, nodes):
-    """The largest difference between all gradients and what was aggregated or is still kept."""
+    """The largest difference between the sum of all gradients and the sum of aggregates and residuals."""
     params, random = {"w": jnp.zeros((7, 5))}, np.random.default_rng(0)
     phase, placement = compressor.schedule[0].value, jgc.State(jgc.SHARED, jgc.LOCAL)
     state = jgc.place(compressor.init(jax.random.key(0), params, nodes), placement, nodes)
     aggregate = jax.jit(jgc.compress.step_on_nodes(compressor.aggregate, phase, nodes))
-    came = went = 0.0
+    incoming = outgoing = 0.0
     for i in range(20):
         grads = {"w": random.normal(size=(NODES, 7, 5)).astype(np.float32)}
         mean, state, _ = aggregate(jax.random.key(i), jgc.place(grads, jgc.LOCAL, nodes), state)
-        came, went = came + grads["w"].mean(0), went + np.asarray(mean["w"])
-    kept = np.asarray(state.local.memory).mean(0).reshape(7, 5)
-    return float(np.abs(came - went - kept).max())
+        incoming, outgoing = incoming + grads["w"].mean(0), outgoing + np.asarray(mean["w"])
+    residual = np.asarray(state.local.memory).mean(0).reshape(7, 5)
+    return float(np.abs(incoming - outgoing - residual).max())
 
 
 if __name__ == "__main__":
