@@ -43,7 +43,7 @@ the table says also which share of an undisturbed run's tokens the nodes counted
 
         [8, 8:15, 51:44 left]  rename (topk): survived: checkpoint 11 renamed 5: bit-equal
         | fault | tried | survived | said | silent | hang | traceback | what |
-        | rename | 1 | 1 | 0 | 0 | 0 | 0 | The newest checkpoint's folder has the name of another step |
+        | rename | 1 | 1 | 0 | 0 | 0 | 0 | The newest checkpoint's folder has the name of a different step |
     """
 
     minutes: float | None = None

@@ -36,7 +36,7 @@ def cut_file(lab: Lab, dice: Random) -> Outcome:
 
 
 def renamed(lab: Lab, dice: Random) -> Outcome:
-    """The newest checkpoint's folder has the name of another step."""
+    """The newest checkpoint's folder has the name of a different step."""
     folder = _newest(lab.half())
     step = dice.choice([step for step in range(1, STEPS) if not (folder.parent / f"{step}").exists()])
     folder.rename(folder.parent / f"{step}")

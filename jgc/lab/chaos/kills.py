@@ -7,7 +7,7 @@ from jgc.lab.chaos.verdict import SURVIVED, CannotTest, Outcome
 
 
 def kill(lab: Lab, dice: Random) -> Outcome:
-    """SIGKILL of one process, once or twice; the resumed run is to be bit-equal."""
+    """SIGKILL of one process, once or twice; the resumed run must be bit-equal."""
     outcome = Outcome(SURVIVED, "")
     for _ in range(dice.choice((1, 1, 2))):
         victim = dice.randrange(lab.processes)
@@ -24,7 +24,7 @@ def kill(lab: Lab, dice: Random) -> Outcome:
 
 
 def power_cut(lab: Lab, dice: Random) -> Outcome:
-    """SIGKILL of all processes at one moment; the resumed run is to be bit-equal."""
+    """SIGKILL of all processes together; the resumed run must be bit-equal."""
     group = lab.start()
     moment = lab.wait(group, dice)
     for running in group.running:
@@ -35,7 +35,7 @@ def power_cut(lab: Lab, dice: Random) -> Outcome:
 
 
 def terminate(lab: Lab, dice: Random) -> Outcome:
-    """SIGTERM to one process: all stop after the same step, with a checkpoint; the resumed run is to be bit-equal."""
+    """SIGTERM to one process: all stop after the same step, with a checkpoint; the resumed run must be bit-equal."""
     group, victim = lab.start(), dice.randrange(lab.processes)
     lab.at_step(group, dice.randrange(1, STEPS))
     group.running[victim].process.terminate()
@@ -48,7 +48,7 @@ def terminate(lab: Lab, dice: Random) -> Outcome:
 
 
 def resume(lab: Lab, dice: Random) -> Outcome:
-    """A resume from each checkpoint of a run in turn: it is to be bit-equal."""
+    """A resume from each checkpoint of a run in turn: it must be bit-equal."""
     run_dir = lab.half(keep=True)
     steps = sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
     chosen = steps[lab.number % len(steps)]
@@ -60,7 +60,7 @@ def resume(lab: Lab, dice: Random) -> Outcome:
 
 
 def closed_pipe(lab: Lab, dice: Random) -> Outcome:
-    """A process whose standard error is a closed pipe, while another is killed: it ends all the same."""
+    """A process whose standard error is a closed pipe, while a second one is killed: it ends all the same."""
     if lab.processes == 1:
         raise CannotTest("needs several processes")
     mute, victim = dice.sample(range(lab.processes), 2)
