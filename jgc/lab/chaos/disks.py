@@ -19,7 +19,7 @@ def size_of(folder: Path) -> int:
 
 
 def files_cannot_grow(lab: Lab, dice: Random) -> Outcome:
-    """From a random moment on no file of process 0 can grow beyond a random size; then there is space again."""
+    """After a random moment no file of process 0 can grow beyond a random size; then there is space again."""
     if not hasattr(resource, "prlimit"):
         raise CannotTest("needs Linux")
     largest = max(path.stat().st_size for path in lab.whole.run_dir.rglob("*") if path.is_file())

@@ -48,7 +48,7 @@ def terminate(lab: Lab, dice: Random) -> Outcome:
 
 
 def resume(lab: Lab, dice: Random) -> Outcome:
-    """A resume from each checkpoint of a run in turn; it must be bit-equal."""
+    """A resume from each checkpoint of a run in turn: it must be bit-equal."""
     run_dir = lab.half(keep=True)
     steps = sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
     chosen = steps[lab.number % len(steps)]
@@ -60,7 +60,7 @@ def resume(lab: Lab, dice: Random) -> Outcome:
 
 
 def closed_pipe(lab: Lab, dice: Random) -> Outcome:
-    """A process whose standard error is a closed pipe, while a second one is killed: it ends nevertheless."""
+    """A process whose standard error is a closed pipe, while a second one is killed: it ends all the same."""
     if lab.processes == 1:
         raise CannotTest("needs several processes")
     mute, victim = dice.sample(range(lab.processes), 2)

@@ -8,7 +8,7 @@ from jgc.training.run import checkpoint
 
 
 def flipped_replica(lab: Lab, dice: Random) -> Outcome:
-    """One bit of one device's copy flips: found at the next check, and all end with a line that names the array."""
+    """One bit of one device's copy flips: found at the next check; all end with a line that names the array."""
     lab.whole = lab.of(lab.whole.recipe._replace(copies=2))
     restored = checkpoint.restore(checkpoint.open_manager(lab.whole.run_dir))
     assert restored is not None, "the undisturbed run has checkpoints"

@@ -19,7 +19,7 @@ def stop_process_0(lab: Lab, dice: Random) -> Outcome:
 
 
 def stop_another(lab: Lab, dice: Random) -> Outcome:
-    """Another process stands still for 5 to 150 s."""
+    """A process other than 0 stands still for 5 to 150 s."""
     if lab.processes == 1:
         raise CannotTest("needs several processes")
     return _stand_still(lab, dice, lab.another(dice))

@@ -47,7 +47,7 @@ def shout(port: int, line: bytes) -> None:
 
 
 def strangers(lab: Lab, dice: Random) -> Outcome:
-    """A thousand attempts of strangers, before all have come and while the run trains; it must be bit-equal."""
+    """A thousand attempts of strangers, before all have come and during the run: it must be bit-equal."""
     if lab.processes == 1:
         raise CannotTest("needs several processes")
     token = f"{dice.getrandbits(128):032x}"
