@@ -161,7 +161,7 @@ class Config(Generic[M]):
     local: LocalConfig = field(default_factory=LocalConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     optimizer: Literal["workload", "sgd", "adam", "muon"] = "workload"
-    """adam decays weights decoupled from the gradient (AdamW); muon: optax's for kernels, with steps as large as Adam's,
+    """adam decays weights decoupled from the gradient (AdamW); muon: optax's for kernels, with steps of Adam's size,
     and AdamW for embeddings, the last layer, biases and norms; if not given, the workload's"""
     adam_beta2: float = OPEN
     """of Adam: decay of the mean of squared gradients, in [0, 1)"""
