@@ -83,7 +83,7 @@ def test_installed_packages_are_found():
     (["--target", "h100:8", "--set", "nodes=2"], "--set nodes does nothing with --target"),
     (["--target", "h100:8", "--params", "1M", "--set", "layers.dense=qkv"], "--set layers.dense does nothing with"),
     (["--target", "h100:8", "--output", "plan.csv"], "--output must be a Markdown file, got plan.csv"),
-    (["--target", "h100:8", "--set", "layers.shard=true"], "in place of --set layers.shard and devices_per_node give"),
+    (["--target", "h100:8", "--set", "layers.shard=true"], "instead of --set layers.shard and devices_per_node give"),
     (["--target", "h100:4x8", "--measure", "nothing", "--shard"], "--measure nothing does not go with --shard"),
     (["--target", ","], "--target names none: known are h100:8"),
     (["--target", "h100:8", "--bandwidth", "100"], "a rate must be written as 100mbit or 1gbit, got '100'"),
