@@ -96,10 +96,10 @@ def check_rate(rate: str) -> str:
 def why_not() -> str | None:
     """Why this process cannot make namespaces, in a line; None if it can."""
     if os.geteuid() != 0:
-        return "bench network needs root: it makes network namespaces and sets their rates"
+        return "this benchmark needs root: it makes network namespaces and sets their rates"
     missing = [tool for tool in ("ip", "tc", "mount", "sh") if shutil.which(tool) is None]
     if missing:
-        return f"bench network needs {' and '.join(missing)} (iproute2 has ip and tc)"
+        return f"this benchmark needs {' and '.join(missing)} (iproute2 has ip and tc)"
     name = f"jgc{os.getpid()}-try"
     try:
         _ip("netns", "add", name)
@@ -203,22 +203,23 @@ def _without_ipv6(name: str) -> None:
     subprocess.run(["ip", "netns", "exec", name, "sh", "-c", script], capture_output=True, check=False)
 
 
-def set_rate(net: Network, rate: str) -> None:
+def set_rate(net: Network, rate: str, least_burst: int = LEAST_BURST) -> None:
     """Give every host's cable a rate in both directions, or none.
 
     Args:
       net: the network.
       rate: such as "100mbit", or "unlimited".
+      least_burst: bytes that a cable passes on at once, at least; they are free of the rate.
     """
     ends = [(net.name(host), INTERFACE) for host in range(net.hosts)]
     ends += [(f"{net.prefix}-switch", f"port{host}") for host in range(net.hosts)]
     for name, device in ends:
         subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
         if rate != UNLIMITED:
-            _run("tc", "-n", name, "qdisc", "add", "dev", device, "root", *_bucket(rate))
+            _run("tc", "-n", name, "qdisc", "add", "dev", device, "root", *_bucket(rate, least_burst))
 
 
-def _bucket(rate: str) -> list[str]:
+def _bucket(rate: str, least_burst: int = LEAST_BURST) -> list[str]:
     """A token bucket filter for `tc`.
 
     Example:
@@ -226,7 +227,7 @@ def _bucket(rate: str) -> list[str]:
       'tbf rate 1000000000bit burst 62500 limit 25000000'
     """
     speed = bytes_per_second(rate)
-    burst, limit = max(LEAST_BURST, int(BURST_SECONDS * speed)), max(1_000_000, int(QUEUE_SECONDS * speed))
+    burst, limit = max(least_burst, int(BURST_SECONDS * speed)), max(1_000_000, int(QUEUE_SECONDS * speed))
     return ["tbf", "rate", f"{round(8 * speed)}bit", "burst", str(burst), "limit", str(limit)]
 
 
@@ -235,14 +236,21 @@ def offloads_off(name: str, device: str, features: dict[str, int] = _OFFLOADS) -
 
     Uses `ioctl` from inside the namespace, so that ethtool need not be installed.
     """
+    with inside(name):
+        refused = [feature for feature, command in features.items() if not _ethtool(device, command, 0)]
+    done = [feature for feature in features if feature not in refused]
+    return f"{', '.join(done)} off" + (f" ({', '.join(refused)} could not be switched off)" if refused else "")
+
+
+@contextmanager
+def inside(name: str) -> Iterator[None]:
+    """Put this thread into a namespace. Sockets that it opens there stay there."""
     with open("/proc/self/ns/net") as here, open(f"/run/netns/{name}") as there:
         _enter(there.fileno())
         try:
-            refused = [feature for feature, command in features.items() if not _ethtool(device, command, 0)]
+            yield
         finally:
             _enter(here.fileno())
-    done = [feature for feature in features if feature not in refused]
-    return f"{', '.join(done)} off" + (f" ({', '.join(refused)} could not be switched off)" if refused else "")
 
 
 def _enter(namespace: int) -> None:

@@ -44,13 +44,16 @@ class Workers(NamedTuple):
 
 
 @contextmanager
-def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[Workers]:
+def workers(
+    framework: str, net: Network, options: dict[str, Any], module: str = ""
+) -> Iterator[Workers]:
     """Start a process on each host; they are killed after the block, however it ends.
 
     Args:
       framework: "jax" or "torch".
       net: the hosts.
       options: of each worker: model and batch.
+      module: the program; if not given, the one of `bench network`.
     """
     cache = {"JAX_COMPILATION_CACHE_DIR": str(net.folder / "compiled"),
              "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
@@ -63,7 +66,8 @@ def workers(framework: str, net: Network, options: dict[str, Any]) -> Iterator[W
     try:
         for host in range(net.hosts):
             settings = {**options, "host": host, "hosts": net.hosts, "coordinator": f"{address(0)}:{PORTS[framework]}"}
-            argv = [sys.executable, "-m", f"jgc.lab.bench.network.worker_{framework}", json.dumps(settings)]
+            program = module or f"jgc.lab.bench.network.worker_{framework}"
+            argv = [sys.executable, "-m", program, json.dumps(settings)]
             with logs[host].open("w") as log:
                 processes.append(subprocess.Popen(
                     net.command(host, argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0,

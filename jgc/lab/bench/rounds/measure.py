@@ -1,0 +1,69 @@
+"""Run a cell between real processes, each on a host with a slow link."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jgc.lab.bench.network.namespaces import UNLIMITED, remove_leftovers, set_rate, why_not
+from jgc.lab.bench.network.stopping import stoppable
+from jgc.lab.bench.network.workers import ask, scratch, workers
+from jgc.lab.bench.rounds import node_bucket, node_gloo
+from jgc.lab.bench.rounds.cells import BUCKET, GLOO, TORCH, Cell, Measured, add_cell
+from jgc.lab.bench.rounds.figures import measured_of
+from jgc.lab.bench.rounds.links import LEAST_BURST, links
+from jgc.lab.bench.rounds.training import data_of
+from jgc.lab.shared.progress import count
+from jgc.training.errors import FAILED, UserError, say
+
+AHEAD = 0.5  # seconds from the request for a run to its first step
+PROGRAMS = {  # framework and module of a node's process
+    BUCKET: ("jax", node_bucket.__name__),
+    GLOO: ("jax", node_gloo.__name__),
+    TORCH: ("torch", "jgc.lab.bench.rounds.node_torch"),
+}
+
+
+def measure(cells: Sequence[Cell], folder: Path, data_dir: str | None) -> None:
+    """Run cells one after another; each result is in the folder's file before the next begins.
+
+    Raises:
+      UserError: not root, no iproute2, no SeaweedFS, or a process that failed.
+    """
+    with stoppable():
+        reason = why_not()
+    if reason:
+        raise UserError(reason, FAILED)
+    remove_leftovers()
+    began = time.monotonic()
+    with stoppable(), scratch() as place:
+        for i, cell in enumerate(cells):
+            say(f"{count(i, len(cells), time.monotonic() - began)} {cell.label}")
+            result = run(cell, place, data_dir)
+            add_cell(folder, cell, result)
+            say(f"  utilisation {result['utilisation']:.3f}, loss {result['loss']:.3f}")
+
+
+def run(cell: Cell, place: Path, data_dir: str | None) -> Measured:
+    """The figures of one cell.
+
+    Args:
+      cell: the cell.
+      place: a folder for logs and compiled programs, which later cells use again.
+      data_dir: folder of prepared data sets.
+    """
+    framework, module = PROGRAMS[cell.via]
+    folder = Path(tempfile.mkdtemp(dir=place))
+    (folder / "server").mkdir()
+    with links(cell, place, folder / "server") as (net, opened):
+        options = {
+            "cell": cell._asdict(), "folder": str(folder), "data_dir": data_dir, **opened,
+        }  # fmt: skip
+        with workers(framework, net, options, module) as team:
+            joined = ask(team, "join")  # the links have no rate yet: joining is not measured here
+            set_rate(net, cell.rate, LEAST_BURST)
+            ran = ask(team, "run", at=time.monotonic() + AHEAD)
+            set_rate(net, UNLIMITED)
+            curve = ask(team, "losses")[0]
+    data = data_of(cell.workload, data_dir)
+    return measured_of(cell, joined, ran, curve) | {"data": data.text.name}
