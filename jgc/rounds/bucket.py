@@ -156,7 +156,8 @@ class ObjectStore:
         line = str(error).split("\n")[0][:400]
         if re.search(r"NoSuchBucket|bucket does not exist|Unable to canonicalize", str(error)):
             return NoBucket(f"{self.url}: there is no such bucket; create it first ({line})")
-        if re.search(r"No space left|File too large|StorageFull|QuotaExceeded|Disk quota", str(error)):
+        full = r"No space left|507 Insufficient|File too large|StorageFull|QuotaExceeded|Disk quota"
+        if re.search(full, str(error)):
             return BucketError(
                 f"{self.url}: the bucket is full; delete old rounds or make room ({line})"
             )
@@ -164,6 +165,8 @@ class ObjectStore:
             r"169\.254\.169\.254|metadata\.google|MissingAccount|Account must", str(error)
         ):
             return NoBucket(f"{self.url}: no credentials in the environment ({line})")
+        if "RequestTimeTooSkewed" in str(error):  # a 403, too
+            return NoBucket(f"{self.url}: this machine's clock is wrong; set it ({line})")
         if re.search(
             r"\b40[13]\b|Unauth|PermissionDenied|AccessDenied|InvalidAccessKey", str(error)
         ):

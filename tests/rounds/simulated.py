@@ -2,10 +2,11 @@
 waits for. One simulation of three nodes and eight rounds takes some milliseconds."""
 
 import random
-from collections import defaultdict
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from typing import Any
 
 import numpy as np
+from stand_ins import Bytes, Faults, Halves, History, MemoryDisk, N, Process
 
 from jgc.rounds.arithmetic import Sgd
 from jgc.rounds.bucket import BucketError
@@ -16,116 +17,9 @@ from jgc.rounds.names import by_round, close_name, message_name
 from jgc.rounds.node_disk import NoDisk
 from jgc.rounds.protocol import Member
 from jgc.rounds.replay import advanced, read_checkpoint
-from jgc.rounds.requests import Wait, answer, perform
+from jgc.rounds.requests import Get, Wait, answer, perform
 
-N = 6
 SETTINGS = {"method": "halves", "size": N}
-
-
-class Halves:
-    """Sends the larger half of the values, rounded to f16; the residual keeps the rest."""
-
-    size = N
-
-    def first(self):
-        return {"residual": np.zeros(N, np.float32)}
-
-    def encode(self, number, memory, difference, noise):
-        v = memory["residual"] + difference
-        positions = np.argsort(-np.abs(v), kind="stable")[: N // 2].astype(np.int32)
-        fields = {"positions": positions, "values": v[positions].astype(np.float16)}
-        return fields, {"residual": v - self.decode(number, fields)}
-
-    def decode(self, number, fields):
-        vector = np.zeros(N, np.float32)
-        vector[np.clip(fields["positions"], 0, N - 1)] = fields["values"].astype(np.float32)
-        return vector
-
-    def shapes(self, number):
-        return {"positions": np.zeros(N // 2, np.int32), "values": np.zeros(N // 2, np.float16)}
-
-
-class Bytes:
-    """A bucket in memory that remembers every object, also deleted ones."""
-
-    def __init__(self):
-        self.objects: dict[str, bytes] = {}
-        self.history: dict[str, bytes] = {}
-
-    def create(self, name, data):
-        if name in self.objects:
-            return False
-        self.objects[name] = data
-        self.history.setdefault(name, data)
-        return True
-
-    def get(self, names):
-        return [self.objects.get(name) for name in names]
-
-    def list(self, folder, after=""):
-        inside = (x for x in self.objects if x.startswith(f"{folder}/") and x > after)
-        return {name: len(self.objects[name]) for name in sorted(inside)}
-
-    def delete(self, names):
-        for name in names:
-            self.objects.pop(name, None)
-
-
-class History(Bytes):
-    """What a bucket held over all time."""
-
-    def __init__(self, bucket):
-        self.objects = self.history = bucket.history
-
-
-class MemoryDisk(NoDisk):
-    """A node's disk; outlives its processes."""
-
-    def __init__(self):
-        self.pending = None
-
-    def write(self, pending):
-        self.pending = pending
-
-    def read(self):
-        return self.pending
-
-    def remove(self):
-        self.pending = None
-
-
-class Faults(NamedTuple):
-    """How often a request or a process fails.
-
-    Attributes:
-      lost: requests that fail before they reach the bucket.
-      unanswered: requests that are carried out and whose answer is lost.
-      slow: requests that take up to `longest` seconds, half before and half after they are carried out.
-      killed: processes that die at a request; they come back after up to 100 s.
-      stopped: processes that stand still at a request for up to 150 s.
-      rubbish: rounds into which somebody writes objects that are no messages.
-      ulp: exchanges of node a before which one bit of its theta flips.
-    """
-
-    lost: float = 0.0
-    unanswered: float = 0.0
-    slow: float = 0.0
-    killed: float = 0.0
-    stopped: float = 0.0
-    rubbish: float = 0.0
-    ulp: float = 0.0
-    longest: float = 8.0
-
-
-class Process:
-    """A process of a node: where its generator is, and when it goes on."""
-
-    def __init__(self, node, steps, member=None):
-        self.node, self.steps, self.member = node, steps, member
-        self.request: Any = None
-        self.value: Any = None
-        self.error: Exception | None = None
-        self.wake, self.alive, self.carried_out = 0.0, True, True
 
 
 class World:
@@ -152,6 +46,10 @@ class World:
         self.counted_cache: dict[int, Any] = {}
         self.waits, self.nodes = defaultdict(list), set()
         self.spread = 1.0  # of the time that local steps take, relative to their mean
+        self.latency = 0.0  # of every request, in seconds; 0: see `Faults`
+        self.requests = defaultdict(Counter)  # of a node's processes, by type
+        self.costs = defaultdict(dict)  # (began, ended, requests) of exchanges, by round and node
+        self.returned = 0  # messages that did not count and were compared with what came back
 
     # --- nodes -----------------------------------------------------------------------------------------
 
@@ -183,13 +81,21 @@ class World:
             if self._flips(node, member.shared.number):
                 theta = np.nextafter(member.shared.theta, np.float32(9))
                 member.shared = member.shared._replace(theta=theta, digest=f"wrong {self.now}")
-            difference = self._difference(node)
-            self.moved[node] += difference
-            began = self.now
-            outcome = yield from member.exchange(difference, self.tokens.get(node, 100))
-            self.waits[node].append(self.now - began)
-            self._note(process, outcome)
+            yield from self._exchange(process)
         yield from member.leave()
+
+    def _exchange(self, process):
+        member, node = process.member, process.node
+        difference = self._difference(node)
+        self.moved[node] += difference
+        before = member.flying, member.memory, member.carry
+        began, requests = self.now, Counter(self.requests[node])
+        outcome = yield from member.exchange(difference, self.tokens.get(node, 100))
+        self.waits[node].append(self.now - began)
+        self.costs[outcome.round][node] = began, self.now, self.requests[node] - requests
+        if not (outcome.counted or outcome.discarded):
+            self._check_returned(member, difference, *before)
+        self._note(process, outcome)
 
     def _flips(self, node, number):
         return node == "a" and self.random.random() < self.faults.ulp
@@ -245,11 +151,14 @@ class World:
         if isinstance(process.request, Wait):
             process.wake = self.now + process.request.seconds
             return
+        if process.member is not None:
+            count = len(process.request.names) if isinstance(process.request, Get) else 1
+            self.requests[process.node][type(process.request).__name__] += count
         if chance() < self.faults.lost:
             process.error = BucketError("the bucket does not answer")
-        elif chance() < self.faults.slow:
+        elif self.latency or chance() < self.faults.slow:
             process.carried_out = False
-            process.wake = self.now + self.faults.longest / 2 * chance()
+            process.wake = self.now + self._half_way()
         else:
             self._carry_out(process)
 
@@ -265,7 +174,11 @@ class World:
         if chance() < self.faults.unanswered:
             process.error = BucketError("the answer was lost")
         if slow:
-            process.wake = self.now + self.faults.longest / 2 * chance()
+            process.wake = self.now + self._half_way()
+
+    def _half_way(self):
+        """Seconds from here to the bucket, or back."""
+        return self.latency / 2 or self.faults.longest / 2 * self.random.random()
 
     def kill(self, process):
         """Kill a process, with those of its background. A request on its way may still arrive."""
@@ -291,6 +204,14 @@ class World:
         ):
             self.lossy.add(node)
         self.check_conserved(node, member)
+
+    def _check_returned(self, member, difference, flying, memory, carry):
+        """Invariant 3: a message that does not count comes back exactly."""
+        if flying is None:
+            self.returned += 1
+            for name, x in memory.items():
+                np.testing.assert_array_equal(member.memory[name], x, err_msg="invariant 3")
+            np.testing.assert_array_equal(member.carry, difference + carry, err_msg="invariant 3")
 
     def check_conserved(self, node, member):
         """Invariants 3 and 5: what a node has moved = what lists count + residual + carry."""
@@ -340,11 +261,18 @@ class World:
         context = Context(
             "reader", Halves(), Sgd(), self.rules, run=self.run_token, say=lambda text: None
         )
-        shared = read_checkpoint(self.bucket.history["checkpoint/00000000"], self.run_token, None)
+        checkpoints = {
+            name: read_checkpoint(data, self.run_token, None)
+            for name, data in self.bucket.history.items() if name.startswith("checkpoint/")
+        }  # fmt: skip
+        shared = checkpoints["checkpoint/00000000"]
+        replayed = [shared.digest]
         for closed in lists:
-            assert self.digests.get(shared.number, shared.digest) == shared.digest, "invariant 2"
             shared, _ = perform(advanced(context, shared, closed, {}), History(self.bucket))
-        assert self.digests.get(shared.number, shared.digest) == shared.digest, "invariant 2"
+            replayed.append(shared.digest)
+        assert all(replayed[number] == x for number, x in self.digests.items()), "invariant 2"
+        # a replay from any other checkpoint is the same: it begins at the same bits
+        assert all(replayed[x.number] == x.digest for x in checkpoints.values()), "invariant 2"
 
     def _rubbish(self, number):
         """Objects that no node should trip over."""

@@ -1,6 +1,8 @@
-"""Faults against one long run of rounds: nodes as processes of this machine, a folder or SeaweedFS as their bucket.
+"""Faults against one long run of rounds: nodes as processes of this machine, a folder or SeaweedFS
+as their bucket.
 
-From below: `node` is a process, `links` what is between it and the bucket, `accounts` what it has moved; `nodes` starts
-and ends processes, `audit` reads the bucket as one more node, `faults` has the faults; `campaign` begins one after
-another, `page` makes the table.
+From below: `links` are faults between a node and its bucket, `accounts` what a node has moved, and
+`node` is its process; `nodes` starts and ends processes, `audit` reads the bucket, `faults` has the
+faults; `run` is a run with faults under way, `campaign` begins one after another, `page` makes the
+page.
 """

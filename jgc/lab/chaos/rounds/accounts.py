@@ -1,8 +1,8 @@
-"""What a node has moved, on its disk, so that conservation can be checked over kills.
+"""A node's account of its movement, on its disk, so that conservation can be checked over kills.
 
     opening + moved since = counted by the lists since + residual + carry
 
-An account is closed and a new one opened where a node says that it has lost something.
+Where a node says that it has lost something, its account is closed and a new one opened.
 """
 
 import json
@@ -20,15 +20,15 @@ from jgc.rounds.protocol import Member
 
 
 class Balance(NamedTuple):
-    """A node after an exchange; vectors are f64[n].
+    """A node's account after an exchange; vectors are f64[n].
 
     Attributes:
-      opened: rounds that the shared state came after when the account was opened.
+      opened: rounds before the shared state when the account was opened.
       number: the same now.
       opening: residual and carry then.
       moved: sum of the differences since.
       left: residual and carry now.
-      incarnations: of the processes that have sent for it.
+      incarnations: of the processes that have sent for the node.
     """
 
     opened: int
@@ -42,13 +42,13 @@ class Balance(NamedTuple):
 class Account:
     """A node's account. `begin` and `end` go around each exchange."""
 
-    def __init__(self, folder: Path, node: str):
-        self.folder, self.disk = folder, folder / f"{node}.rounds"
+    def __init__(self, folder: Path):
+        self.folder = folder
         self.lost = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     def open(self, member: Member, started: int | None) -> None:
-        """Go on with the account after a start, or open one.
+        """Continue the account after a start, or open one.
 
         Args:
           member: after it has joined.
@@ -59,7 +59,7 @@ class Account:
         if member.lost or flying is None or started is None or not self.number:
             return self._new(member)
         old = read_balance(self.folder / f"balance-{self.number - 1}.npz")
-        # The difference of the exchange in which the process was killed counts if it was on disk.
+        # the difference of the exchange in which the process was killed counts if it was on disk
         moved = flying["moved"] + (flying["difference"] if flying["round"] <= started else 0)
         incarnations = (*old.incarnations, member.incarnation)
         self.balance = old._replace(moved=moved, incarnations=incarnations)
@@ -67,19 +67,18 @@ class Account:
         self.end(member)
 
     def begin(self, member: Member, difference: Vector) -> None:
-        """Before an exchange: nothing of it is on the node's disk."""
+        """Before an exchange, while nothing of it is on the node's disk."""
         _write(
             self.folder / "flying.npz", moved=self.balance.moved, difference=difference,
             round=np.array(member.shared.number),
         )  # fmt: skip
-        self.difference = difference
 
     def end(self, member: Member, difference: Vector | float = 0.0) -> None:
         """After an exchange."""
         if member.lost > self.lost:
             return self._new(member)
-        moved = self.balance.moved + difference
-        self.balance = self.balance._replace(number=member.shared.number, moved=moved, left=_left(member))
+        moved, number = self.balance.moved + difference, member.shared.number
+        self.balance = self.balance._replace(number=number, moved=moved, left=_left(member))
         self._save()
 
     def _new(self, member: Member) -> None:
@@ -89,19 +88,23 @@ class Account:
         self._save()
 
     def _save(self) -> None:
-        x = self.balance
-        _write(
-            self.folder / f"balance-{self.number}.npz", opening=x.opening, moved=x.moved, left=x.left,
-            facts=np.array(json.dumps([x.opened, x.number, x.incarnations])),
-        )  # fmt: skip
+        write_balance(self.folder / f"balance-{self.number}.npz", self.balance)
 
 
 def round_on_disk(folder: Path, node: str) -> int | None:
-    """The round of a node's file on disk; None without a file that can be read."""
+    """The round of a node's file on disk; None without a readable file."""
     try:
         return opened((folder / f"{node}.rounds").read_bytes(), None)[0]["round"]
     except (FileNotFoundError, BadObject):
         return None
+
+
+def write_balance(path: Path, balance: Balance) -> None:
+    """Replace a file by a balance."""
+    facts = json.dumps([balance.opened, balance.number, balance.incarnations])
+    _write(
+        path, opening=balance.opening, moved=balance.moved, left=balance.left, facts=np.array(facts)
+    )
 
 
 def read_balance(path: Path) -> Balance:
@@ -110,15 +113,17 @@ def read_balance(path: Path) -> Balance:
     if arrays is None:
         raise FileNotFoundError(path)
     start, number, incarnations = json.loads(str(arrays["facts"]))
-    return Balance(start, number, arrays["opening"], arrays["moved"], arrays["left"], tuple(incarnations))
+    opening, moved, left = (arrays[name] for name in ("opening", "moved", "left"))
+    return Balance(start, number, opening, moved, left, tuple(incarnations))
 
 
 def _left(member: Member) -> Vector:
-    """f64[n]: what a node has moved and no list has counted."""
+    """f64[n]: movement of the node that no list has counted."""
     coder: Any = member.context.coder
     (residual,) = member.memory.values()
     packing = make_packing(coder.parts[0].like)
-    vector = coder.leaves.vector(unpack(jnp.asarray(residual), packing))  # a packing has another order
+    # a packing has another order than a vector
+    vector = coder.leaves.vector(unpack(jnp.asarray(residual), packing))
     return member.carry.astype(np.float64) + vector
 
 

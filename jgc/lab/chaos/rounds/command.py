@@ -8,16 +8,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from jgc.lab.chaos.rounds import page
-from jgc.lab.chaos.rounds.campaign import Found, Plan, run
+from jgc.lab.chaos.rounds.campaign import Results, run
 from jgc.lab.chaos.rounds.faults import FAULTS
 from jgc.lab.chaos.rounds.node import Settings
 from jgc.lab.chaos.rounds.nodes import NAMES, Place
+from jgc.lab.chaos.rounds.run import Plan
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.seaweed import Seaweed
 from jgc.training.errors import FAILED, UserError, did_you_mean
 
 FOLDER, SEAWEED = SERVERS = ("folder", "seaweedfs")
-LEAST = 3  # nodes: two others go on while one is hit
+LEAST = 3  # nodes: a quorum of two goes on while one is hit
 
 
 def plan_of(
@@ -44,7 +45,7 @@ def plan_of(
 
 
 def campaign(plan: Plan, server: str, run_dir: Path | None, output: Path | None, line: str) -> None:
-    """Run it, and print the table.
+    """Run a campaign, and print its page.
 
     Raises:
       UserError: something was silent, hung or ended in a traceback; the server is not installed.
@@ -53,16 +54,18 @@ def campaign(plan: Plan, server: str, run_dir: Path | None, output: Path | None,
         raise UserError(f"--server must be one of {', '.join(SERVERS)}, got {server!r}")
     if run_dir is not None:
         run_dir.mkdir(parents=True, exist_ok=True)
-    folder, found = Path(tempfile.mkdtemp(prefix="jgc-chaos-rounds-", dir=run_dir)), Found()
+    folder, results = Path(tempfile.mkdtemp(prefix="jgc-chaos-rounds-", dir=run_dir)), Results()
     with ExitStack() as stack:
         place = Place(folder, stack.enter_context(Seaweed(folder)) if server == SEAWEED else None)
         try:
-            run(plan, place, folder, found, lambda text: print(text, flush=True))
+            run(plan, place, folder, results, lambda text: print(text, flush=True))
         finally:  # after Ctrl-C, too
             where = "SeaweedFS" if place.server else "a folder"
-            publish("Faults of rounds, and what became of them", page.markdown(plan, where, found), output, line)
-    if bad := page.bad(found):
+            text = page.markdown(plan, where, results)
+            publish("Faults of rounds, and what became of them", text, output, line)
+    if bad := page.bad(results):
         raise UserError(
-            f"{len(bad)} outcomes were silent, hung or ended in a traceback; the run is in {folder}", FAILED
+            f"{len(bad)} outcomes were silent, hung or ended in a traceback; the run is in {folder}",
+            FAILED,
         )
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What can be wrong between a node and its bucket: by a wrapper of a folder, or by a relay before a server.
+"""Faults between a node and its bucket: a wrapper of a folder, or a relay in front of a server.
 
 Modes, each until a moment of the machine's monotonic clock:
 
@@ -12,6 +12,7 @@ Modes, each until a moment of the machine's monotonic clock:
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -25,11 +26,14 @@ from jgc.rounds.bucket import Counts
 
 MODES = ("unreachable", "silent", "full", "slow", "half")
 SLOW = 0.7  # seconds a request
+ANSWERED = 20.0  # seconds that a PUT may take whose answer the relay drops
+CHUNK = 1 << 16
 _FULL = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_HEAD = b"\r\n\r\n"  # ends the headers of a request
 
 
 class Switch:
-    """A node's mode in a file, so that its process sees it; one writer."""
+    """A node's mode in a file, so that its process reads it; one writer."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -57,7 +61,7 @@ class FaultyBucket:
 
     @property
     def counts(self) -> Counts:
-        """Of the bucket behind it."""
+        """Requests and bytes of the bucket behind it."""
         return self.bucket.counts
 
     def create(self, name: str, data: bytes) -> bool:
@@ -100,8 +104,8 @@ class FaultyBucket:
 class Relay:
     """A port of this machine that passes connections on to another, with the modes of a switch.
 
-    It knows of HTTP only where a PUT begins and how long its body is. A signature covers the name under which the
-    client called, and the server checks it against that, so requests pass unchanged.
+    It knows of HTTP where a PUT begins and how long its body is. Requests pass unchanged, because a
+    signature covers the address that the client called.
     """
 
     def __init__(self, target: int, switch: Switch):
@@ -111,7 +115,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._server.close()
 
     def _accept(self) -> None:
@@ -127,16 +131,19 @@ class Relay:
             with socket.create_connection(("127.0.0.1", self.target), timeout=10) as server:
                 server.settimeout(None)
                 threading.Thread(target=_copy, args=(server, client), daemon=True).start()
-                while data := client.recv(1 << 16):
-                    if not self._pass(data, client, server):
-                        return
+                try:
+                    while data := client.recv(CHUNK):
+                        if not self._pass(data, client, server):
+                            return
+                finally:  # a close would wait until `_copy` has read to the end
+                    server.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         finally:
             client.close()
 
     def _pass(self, data: bytes, client: socket.socket, server: socket.socket) -> bool:
-        """Send on what a client sends; False to end the connection."""
+        """Pass on what a client sends; False to end the connection."""
         mode, until = self.switch.get()
         put = data.startswith(b"PUT ")
         if mode == "unreachable":
@@ -149,20 +156,38 @@ class Relay:
             client.sendall(_FULL)
             return False
         if mode == "half" and put and (number := next(self._puts)) % 2:
-            if number % 4 == 1:  # its headers, and some of its body
-                server.sendall(data[: max(1, len(data) - 100)])
-                return False
-            client.shutdown(socket.SHUT_RD)
-            server.sendall(data)
-            time.sleep(0.2)
+            self._half(_whole_put(data, client), number % 4 == 3, server)
             return False
         server.sendall(data)
         return True
 
+    def _half(self, data: bytes, carried_out: bool, passed_to: socket.socket) -> None:
+        """Cut a PUT in the middle of its body, or carry it out and drop the answer."""
+        if not carried_out:
+            head = data.find(_HEAD) + len(_HEAD)
+            passed_to.sendall(data[: (head + len(data)) // 2])
+            return
+        # by a separate connection, whose answer nobody copies to the client
+        with socket.create_connection(("127.0.0.1", self.target), timeout=ANSWERED) as server:
+            server.sendall(data)
+            server.recv(CHUNK)
+
+
+def _whole_put(data: bytes, client: socket.socket) -> bytes:
+    """A PUT with its body, read to its end; `data` has its beginning."""
+    while _HEAD not in data and (more := client.recv(CHUNK)):
+        data += more
+    head, _, body = data.partition(_HEAD)
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    missing = int(length[1]) - len(body) if length else 0
+    while missing > 0 and (more := client.recv(CHUNK)):
+        data, missing = data + more, missing - len(more)
+    return data
+
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
+        while data := source.recv(CHUNK):
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)

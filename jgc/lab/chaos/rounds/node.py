@@ -20,7 +20,7 @@ from jgc.lab.chaos.child import QUICK
 from jgc.lab.chaos.rounds.accounts import Account, round_on_disk
 from jgc.lab.chaos.rounds.links import FaultyBucket, Switch
 
-STEPS, BATCH = 10, 32  # local steps, and examples of one
+STEPS, BATCH = 10, 32  # local steps of a round, and examples of a step
 TOKENS = STEPS * BATCH
 UNITS = (8, 64, 32, 1)
 REQUEST_SECONDS = 20.0  # after which a request has failed
@@ -32,12 +32,12 @@ class Settings(NamedTuple):
     Attributes:
       bucket: URL or folder.
       node: its name.
-      folder: of the node: disk, account, log and switches.
-      seed: of its batches and of random rounding.
-      seconds: that the local steps of a round last.
+      folder: for disk, account, log and switches.
+      seed: of its batches.
+      seconds: duration of a round's local steps.
       start, quorum, grace, overlap: see `jgc.rounds.join`.
-      faulty: whether the bucket is a folder whose failures this process makes (see `links`).
-      clock: seconds that its wall clock is off.
+      faulty: whether the bucket is a folder, whose failures this process makes (see `links`).
+      clock: seconds by which its wall clock is off.
     """
 
     bucket: str
@@ -70,12 +70,12 @@ class Files(NamedTuple):
 
     @property
     def stop(self) -> Path:
-        """If it is there, the node leaves after its round."""
+        """Its existence asks the node to leave after its round."""
         return self.folder / "stop"
 
     @property
     def nan(self) -> Path:
-        """If it is there, the node's parameters become NaN; it removes the file."""
+        """Its existence makes the node's parameters NaN; the node removes it."""
         return self.folder / "nan"
 
     @property
@@ -85,15 +85,21 @@ class Files(NamedTuple):
 
 
 def compressor() -> Any:
-    """What all nodes, and the audit, send with."""
+    """The compressor of all nodes, and of the audit."""
     return jgc.compress.topk(alpha=0.1, strategy="fixed")
 
 
+def outer() -> jgc.rounds.Sgd:
+    """The outer optimiser of all nodes, and of the audit."""
+    return jgc.rounds.Sgd(0.7, momentum=0.5)
+
+
 def rules(settings: Settings) -> dict[str, Any]:
-    """Rules of the rounds of all nodes, and of the audit."""
+    """The rules of all nodes, and of the audit."""
     return {
-        "quorum": settings.quorum, "start": settings.start, "grace": settings.grace, "checkpoint_every": 10,
-        "retained": 40, "timeout": 30.0, "poll": (0.05, 0.5), "patience": 0.3,
+        "quorum": settings.quorum, "start": settings.start, "grace": settings.grace,
+        "checkpoint_every": 10, "retained": 40, "timeout": 30.0, "poll": (0.05, 0.5),
+        "patience": 0.3,
     }  # fmt: skip
 
 
@@ -105,7 +111,7 @@ def first_params(seed: int = 0) -> Any:
 
 
 def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
-    """Run a node; argv holds its settings as JSON. Ends with code 1 and one line if it cannot go on."""
+    """Run a node; argv holds its settings as JSON. An error ends it with code 1 and one line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
@@ -126,7 +132,7 @@ def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Take part until there is a file `stop`."""
+    """Take part until the file `stop` says to leave."""
     files, node = Files(Path(settings.folder)), settings.node
     step, state, params = _training(settings)
     started = round_on_disk(files.folder, node)
@@ -134,15 +140,15 @@ def run(settings: Settings) -> None:
     if settings.faulty:
         bucket = FaultyBucket(bucket, Switch(files.switch))
     rounds = jgc.rounds.join(
-        bucket, node=node, params=params, compressor=compressor(), outer=jgc.rounds.Sgd(0.7, momentum=0.5),
+        bucket, node=node, params=params, compressor=compressor(), outer=outer(),
         overlap=settings.overlap, folder=files.folder, **rules(settings),
     )  # fmt: skip
-    account = Account(files.account, node)
+    account = Account(files.account)
     account.open(rounds.member, started)
     _keep_account(rounds.member, account)
     _log(files.log, rounds, rounds.last)
     params, key, count = rounds.params, jax.random.key(settings.seed), 0
-    while not files.stop.exists():
+    while not _leaves(files.stop, rounds.coming):
         ends = time.monotonic() + settings.seconds
         for _ in range(STEPS):
             params, state, loss = step(params, state, jax.random.fold_in(key, count))
@@ -157,8 +163,13 @@ def run(settings: Settings) -> None:
     _log(files.log, rounds, rounds.last if settings.overlap else None)
 
 
+def _leaves(stop: Path, number: int) -> bool:
+    """Whether a node is to leave before its local steps of a round."""
+    return stop.exists() and number >= int(stop.read_text())
+
+
 def _training(settings: Settings) -> tuple[Callable[..., Any], Any, Any]:
-    """The local step, compiled; the inner state and parameters."""
+    """The local step, compiled; the inner state and the parameters."""
     inner, params = optax.adamw(3e-3), first_params()
 
     def loss(params: Any, x: Any) -> Any:
@@ -180,7 +191,7 @@ def _training(settings: Settings) -> tuple[Callable[..., Any], Any, Any]:
 
 
 def _keep_account(member: Any, account: Account) -> None:
-    """Write what a member moves into its account, in the thread of its exchanges."""
+    """Enter what a member moves into its account, in the thread of its exchanges."""
     exchange = member.exchange
 
     def accounted(difference: np.ndarray, tokens: int) -> Any:
@@ -193,13 +204,11 @@ def _keep_account(member: Any, account: Account) -> None:
 
 
 def _log(path: Path, rounds: Any, outcome: Any, loss: float | None = None) -> None:
-    """Add a line on an outcome, if there is one."""
+    """Write a line, with the outcome if there is one."""
     line: dict[str, Any] = {"time": time.monotonic(), "loss": loss}
     if outcome is not None:
-        line |= {
-            "round": outcome.round, "number": outcome.number, "digest": outcome.digest, "counted": outcome.counted,
-            "reason": outcome.reason, "waited": outcome.waited, "discarded": outcome.discarded,
-        }  # fmt: skip
+        names = ("round", "number", "digest", "counted", "reason", "waited", "discarded")
+        line |= {name: getattr(outcome, name) for name in names}
     with path.open("a") as file:
         file.write(json.dumps(line | dict(rounds.bucket.counts._asdict())) + "\n")
 

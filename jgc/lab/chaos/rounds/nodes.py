@@ -1,8 +1,9 @@
-"""Start, stop and watch the processes of nodes."""
+"""The processes of nodes: start, stop, and judge how they ended."""
 
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from jgc.lab.chaos.processes import Ended, Running, start
 from jgc.lab.chaos.rounds import node as nodes
 from jgc.lab.chaos.rounds.links import Relay, Switch
 from jgc.lab.chaos.rounds.node import Files, Settings
-from jgc.lab.chaos.verdict import DUMPS, named
+from jgc.lab.chaos.verdict import DUMPS, HANG, SAID, SILENT, TRACEBACK, Outcome, named
 from jgc.lab.shared.seaweed import BUCKET, Seaweed
 from jgc.rounds import open_bucket
 from jgc.rounds.bucket import ObjectStore
@@ -19,7 +20,13 @@ NAMES = ("paris", "oslo", "lima", "cairo", "quito", "seoul", "accra", "delhi")
 
 
 class Place(NamedTuple):
-    """Where a run meets: a folder of this machine, or a server."""
+    """Where a run meets: a folder of this machine, or a server.
+
+    Attributes:
+      folder: of a bucket without a server.
+      server: the server, or None.
+      prefix: the run's, in the folder or in the server's bucket.
+    """
 
     folder: Path
     server: Seaweed | None = None
@@ -28,18 +35,21 @@ class Place(NamedTuple):
     @property
     def url(self) -> str:
         """The bucket's URL or folder."""
-        return str(self.folder / self.prefix) if self.server is None else f"s3://{BUCKET}/{self.prefix}"
+        if self.server is None:
+            return str(self.folder / self.prefix)
+        return f"s3://{BUCKET}/{self.prefix}"
 
     def open(self) -> ObjectStore:
-        """The bucket without any fault."""
+        """The bucket, without any fault between."""
         if self.server is None:
             return open_bucket(self.url)
         names = {
-            "endpoint": "AWS_ENDPOINT_URL", "access_key_id": "AWS_ACCESS_KEY_ID", "region": "AWS_REGION",
-            "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+            "endpoint": "AWS_ENDPOINT_URL", "access_key_id": "AWS_ACCESS_KEY_ID",
+            "region": "AWS_REGION", "secret_access_key": "AWS_SECRET_ACCESS_KEY",
         }  # fmt: skip
         values = self.server.environment()
-        return open_bucket(self.url, seconds=20, **{key: values[name] for key, name in names.items()})
+        options = {key: values[name] for key, name in names.items()}
+        return open_bucket(self.url, seconds=20, **options)
 
 
 class Node:
@@ -47,8 +57,10 @@ class Node:
 
     Attributes:
       settings: of the next start.
-      ended: how its last process ended, None while it runs.
-      wanted: whether it should run now.
+      label: its name in a report.
+      running: its newest process, None before the first.
+      wanted: whether the process should be running now.
+      starts: number of starts.
     """
 
     def __init__(self, place: Place, settings: Settings, secret: str, label: str = ""):
@@ -62,6 +74,7 @@ class Node:
             self.environment |= place.server.environment(self.relay.port)
         self.running: Running | None = None
         self.wanted, self.starts = False, 0
+        self._judged = set[Path]()  # outputs that `verdict` has judged
 
     @property
     def name(self) -> str:
@@ -70,11 +83,11 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs, or is stopped."""
+        """Whether its process exists; it may be stopped."""
         return self.running is not None and self.running.alive
 
     def start(self, clock: float = 0.0) -> None:
-        """Start a process, with a wall clock that is off by some seconds."""
+        """Start a process whose wall clock is off by some seconds."""
         self.wanted, self.starts = True, self.starts + 1
         argv = [json.dumps(self.settings._replace(clock=clock)._asdict())]
         output = self.files.folder / f"output-{self.starts}.txt"
@@ -87,7 +100,7 @@ class Node:
             self.running.process.kill()
             self.running.process.join()
 
-    def stand_still(self) -> None:
+    def pause(self) -> None:
         """SIGSTOP."""
         self._signal(signal.SIGSTOP)
 
@@ -95,26 +108,46 @@ class Node:
         """SIGCONT."""
         self._signal(signal.SIGCONT)
 
-    def leave(self) -> None:
-        """Let it leave after its round."""
+    def leave(self, number: int = 0) -> None:
+        """Ask it to leave before its local steps of a round, or after those under way."""
         self.wanted = False
-        self.files.stop.touch()
+        new = self.files.stop.with_suffix(".new")
+        new.write_text(str(number))
+        os.replace(new, self.files.stop)
 
     def end(self, seconds: float) -> Ended | None:
-        """How its process ended; killed after some seconds."""
+        """How its process ended, killed after some seconds; None before the first start."""
         return self.running.end(seconds) if self.running is not None else None
 
-    def trouble(self, ended: Ended) -> str:
-        """What is wrong with an end: a traceback or a signal, "" if neither."""
+    def verdict(self, ended: Ended, asked: bool = False) -> Outcome | None:
+        """The outcome of an end of its process; None if the node was asked to end, and did."""
+        if self.running is not None:
+            self._judged.add(self.running.output)
+        how = f"{self.label} ended with code {ended.code}"
         if ended.code is None:
-            return ""
-        if ended.code < 0 or any(dump in ended.output for dump in DUMPS):
-            return f"{self.label} ended with code {named(ended.code)}: {ended.output[-1500:]}"
-        if ended.code > 0 and len(ended.errors) != 1:
+            return Outcome(HANG, f"{self.label} does not end: {ended.output[-500:]}")
+        if ended.code < 0 or _has_dump(ended.output):
+            code = named(ended.code)
+            what = f"{self.label} ended with code {code}: {ended.output[-1500:]}"
+            return Outcome(TRACEBACK, what)
+        if ended.code and len(ended.errors) != 1:
             lines = f"{len(ended.errors)} lines of errors: {ended.output[-800:]}"
-            return f"{self.label} ended with code {ended.code} and {lines}"
-        return ""
+            return Outcome(TRACEBACK, f"{how} and {lines}")
+        if ended.code:
+            return Outcome(SAID, f"{self.label}: {ended.errors[0]}")
+        return None if asked else Outcome(SILENT, f"{how}, unasked and without a line of error")
+
+    def dumps(self) -> Iterator[Outcome]:
+        """Tracebacks of processes that nobody has judged, such as killed ones."""
+        for path in sorted(self.files.folder.glob("output-*.txt")):
+            output = path.read_text(errors="replace")
+            if path not in self._judged and _has_dump(output):
+                yield Outcome(TRACEBACK, f"{self.label} printed in {path.name}: {output[-1500:]}")
 
     def _signal(self, number: int) -> None:
         if self.running is not None and self.running.alive:
             os.kill(self.running.process.pid, number)
+
+
+def _has_dump(output: str) -> bool:
+    return any(dump in output for dump in DUMPS)

@@ -1,54 +1,58 @@
-"""The table of a campaign of rounds."""
+"""The page of a campaign of rounds."""
 
 from collections import Counter
 from statistics import median
 
-from jgc.lab.chaos.rounds.campaign import RUN, Found, Plan
-from jgc.lab.chaos.rounds.faults import what
+from jgc.lab.chaos.rounds.campaign import RUN, Results, most_tokens
+from jgc.lab.chaos.rounds.faults import line_of
+from jgc.lab.chaos.rounds.run import Plan
 from jgc.lab.chaos.verdict import GOOD, KINDS, Outcome
 from jgc.lab.shared.progress import clock
 from jgc.lab.shared.tables import table
 
 
-def markdown(plan: Plan, server: str, found: Found) -> str:
-    """Figures of the run, the table of faults, and what went badly."""
+def markdown(plan: Plan, server: str, results: Results) -> str:
+    """Figures of the run, the table of faults, and bad outcomes."""
     head = ["fault", "tried", *KINDS, "until it counts again: median, most, s", "what"]
     rows, total = [], Counter[str]()
-    for fault, outcomes in sorted(found.outcomes.items()):
+    for fault, outcomes in sorted(results.outcomes.items()):
         kinds = Counter(outcome.kind for outcome in outcomes)
         total += kinds
-        seconds = found.recoveries.get(fault) or [0.0]
+        seconds = results.recoveries.get(fault) or [0.0]
         again = f"{median(seconds):.1f}, {max(seconds):.1f}" if max(seconds) else ""
-        text = "Outside of any fault" if fault == RUN else what(fault)
+        text = "Outside of any fault" if fault == RUN else line_of(fault)
         rows.append([fault, len(outcomes), *(kinds[kind] for kind in KINDS), again, text])
     rows.append(["all", total.total(), *(total[kind] for kind in KINDS), "", ""])
-    lines = [*_figures(plan, server, found), "", table(head, rows), ""]
-    lines += [f"- {fault}: {o.kind}: {o.what}" for fault, o in bad(found)]
+    lines = [*_figures(plan, server, results), "", table(head, rows), ""]
+    lines += [f"- {fault}: {o.kind}: {o.what}" for fault, o in bad(results)]
     return "\n".join(lines)
 
 
-def _figures(plan: Plan, server: str, found: Found) -> list[str]:
+def _figures(plan: Plan, server: str, results: Results) -> list[str]:
     settings = plan.settings
-    undisturbed, spared, everyone = (_rate(x) for x in (found.undisturbed, found.spared, found.everyone))
-    worst = max(found.balances, default=0.0)
+    goodputs = (results.undisturbed, results.spared, results.everyone)
+    undisturbed, spared, everyone = (_rate(x) for x in goodputs)
+    worst, accounts = max(results.balances, default=0.0), len(results.balances)
+    most = most_tokens(settings)
     return [
-        f"{plan.nodes} nodes on {server}, local steps of {settings.seconds:g} s a round, grace {settings.grace:g} s, "
-        f"quorum {settings.quorum}, overlap {settings.overlap}, seed {plan.seed}; {clock(found.seconds)} minutes, "
-        f"{found.rounds} rounds, a fault each {plan.between:g} s on average.",
+        f"{plan.nodes} nodes on {server}, local steps of {settings.seconds:g} s a round, grace "
+        f"{settings.grace:g} s, quorum {settings.quorum}, overlap {settings.overlap}, seed "
+        f"{plan.seed}; {clock(results.seconds)} minutes, {results.rounds} rounds, a fault each "
+        f"{plan.between:g} s on average.",
         "",
         table(["figure", "value"], [
             ["goodput of nodes that are not hit", _share(spared, undisturbed)],
-            ["goodput of all nodes, also while they are dead or stopped", _share(everyone, undisturbed)],
-            ["tokens a node and second without faults", f"{undisturbed:.1f}"],
-            ["largest error of conservation, of the largest value", f"{worst:.1e} in {len(found.balances)} accounts"],
-            ["digests of nodes that equal those of the lists", f"{found.digests:,}"],
+            ["goodput of all nodes, hit or not", _share(everyone, undisturbed)],
+            ["tokens a node and second without faults", f"{undisturbed:.1f} of at most {most:.1f}"],
+            ["largest relative error of conservation", f"{worst:.1e} in {accounts} accounts"],
+            ["digests of nodes that equal those of the lists", f"{results.digests:,}"],
         ]),
     ]  # fmt: skip
 
 
-def bad(found: Found) -> list[tuple[str, Outcome]]:
+def bad(results: Results) -> list[tuple[str, Outcome]]:
     """Outcomes that are neither survived nor said."""
-    return [(fault, o) for fault, of in found.outcomes.items() for o in of if o.kind not in GOOD]
+    return [(fault, o) for fault, of in results.outcomes.items() for o in of if o.kind not in GOOD]
 
 
 def _rate(tokens: tuple[float, float]) -> float:
