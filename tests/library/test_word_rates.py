@@ -6,15 +6,15 @@ import pytest
 from word_rates import ROOT, WORDS, count, prose_of_checkout, prose_of_module, prose_of_page, rates
 
 LIMITS = {  # per 100 kB: library, commands, docs. The goal is 1, 1 and 2 for every word; lower them, never raise them
-    "own": (11, 12, 27),
-    "in place of": (3, 3, 6),
-    "beside": (1, 6, 8),
-    "alone": (2, 8, 12),
-    "another": (9, 8, 5),
-    "those of": (4, 6, 8),
+    "own": (11, 5, 17),
+    "in place of": (3, 1, 2),
+    "beside": (1, 2, 4),
+    "alone": (2, 4, 7),
+    "another": (9, 6, 3),
+    "those of": (4, 2, 6),
     "what is sent": (1, 1, 2),
     "as ever": (1, 1, 2),
-    "so many": (1, 2, 2),
+    "so many": (1, 1, 2),
     "for (because)": (1, 1, 2),
     "that there are not": (1, 1, 2),
     "used up": (1, 1, 2),
