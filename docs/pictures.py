@@ -1,0 +1,126 @@
+"""The pictures of the first page and the gallery, from the tables of result pages.
+
+    python docs/pictures.py
+"""
+
+import re
+from pathlib import Path
+
+from jgc.lab.shared.pictures import BLUE, RED, new_figure, save_figure
+
+FOLDER = Path(__file__).parent
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+HOSTS = {  # the row of the table, and its name in the picture
+    "jgc topk": "jgc: top-k, 0.1 %",
+    "jgc powersgd": "jgc: PowerSGD, rank 1",
+    "jgc lgc_ps": "jgc: LGC",
+    "PyTorch DDP, PowerSGD rank 1": "PyTorch: PowerSGD, rank 1",
+    "PyTorch DDP, top-k 0.1 %, fused, int32": "PyTorch: top-k, 0.1 %",
+    "PyTorch DDP, fp16 hook": "PyTorch: float16",
+    "PyTorch DDP f32": "PyTorch: uncompressed",
+    "jgc dense": "jgc: uncompressed",
+}
+LONG_RUNS = {
+    "baseline": "uncompressed",
+    "topk_1bit_all_learned": "top-k, 1 bit,\nlearned positions",
+    "lgc_ps": "LGC,\njgc's settings",
+    "lgc_ps_paper": "LGC, paper",
+    "dgc_paper": "DGC, paper",
+    "gradiveq_paper": "GradiVeQ, paper",
+    "scalecom_paper": "ScaleCom, paper",
+    "qsgd": "QSGD, 4 bits",
+}
+LOCAL_STEPS = {
+    "adamw": "AdamW",
+    "diloco_30": "DiLoCo",
+    "diloco_4bit": "DiLoCo, 4 bits",
+    "demo": "DeMo",
+    "powersgd": "PowerSGD",
+    "topk": "top-k",
+    "sparseloco_30": "SparseLoCo",
+    "sparseloco_10": "SparseLoCo, H = 10",
+}
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """The cells of a page's table rows by their first cell; of equal ones the first."""
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {cells[0].strip("`"): cells[1:] for cells in reversed(lines)}
+
+
+def numbers(cell: str) -> list[float]:
+    """The numbers of a cell, such as a median and its interval."""
+    return [float(x.replace(",", "")) for x in re.findall(r"[\d.,]*\d", cell)]
+
+
+def two_hosts() -> None:
+    """Seconds added to a step at 100 Mbit/s: a dot at the median, a line over its 90 % interval."""
+    table, figure = rows((FOLDER / "results/network/two_hosts.md").read_text()), new_figure(7, 3.6)
+    axes = figure.subplots()
+    for i, (row, label) in enumerate(HOSTS.items()):
+        median, low, high = numbers(table[row][2])
+        colour = BLUE if label.startswith("jgc") else RED
+        axes.plot([low, high], [i, i], color=colour, linewidth=2.5)
+        axes.plot(median, i, "o", color=colour)
+        text = f"{median:.3f}" if median < 1 else f"{median:.1f}"
+        axes.annotate(text, (high, i), (7, -4), textcoords="offset points")
+    axes.set(xscale="log", xlim=(0.015, 12), xlabel="seconds added to a step (log scale)")
+    axes.set_title("A ResNet-18 on two hosts, 100 Mbit/s")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_yticks(range(len(HOSTS)), HOSTS.values())
+    axes.invert_yaxis()
+    finish(figure, axes, "two_hosts.png")
+
+
+def long_runs() -> None:
+    """Accuracy over the bytes of a step."""
+    table, points = rows((FOLDER / "results/long_runs/README.md").read_text()), {}
+    for row, label in LONG_RUNS.items():
+        cells = table[row]
+        value, unit = cells[4].split(" (")[0].split()
+        points[label] = float(value) * UNITS[unit], numbers(cells[2])[0]
+    scatter(points, ("bytes up from a node in a step", "test accuracy, %"), "ResNet-20 on CIFAR-10", "step_bytes.png")
+
+
+def local_steps() -> None:
+    """Validation loss over the bytes of a run."""
+    table = rows((FOLDER / "results/local_steps/README.md").read_text())
+    points = {label: (1e6 * numbers(table[row][3])[0], numbers(table[row][0])[0]) for row, label in LOCAL_STEPS.items()}
+    scatter(points, ("bytes up from all nodes in the run", "validation loss, nats"), "A GPT of 0.8M", "run_bytes.png")
+
+
+def scatter(points: dict[str, tuple[float, float]], labels: tuple[str, str], title: str, name: str) -> None:
+    """Named points over bytes; the first is the baseline."""
+    figure = new_figure(7, 4.4)
+    axes = figure.subplots()
+    for i, (label, (x, y)) in enumerate(points.items()):
+        axes.plot(x, y, "o", color=BLUE if i else RED)
+        offset, ha, va = ((7, 0), "left", "center") if i else ((0, 7), "center", "bottom")
+        axes.annotate(label, (x, y), offset, textcoords="offset points", ha=ha, va=va)
+    axes.set(xscale="log", xlabel=f"{labels[0]} (log scale)", ylabel=labels[1], title=title)
+    axes.xaxis.set_major_formatter(lambda x, _: size(x))
+    axes.margins(x=0.12, y=0.08)
+    finish(figure, axes, name)
+
+
+def size(count: float) -> str:
+    """A number of bytes with its unit.
+
+    >>> size(1e4)
+    '10 kB'
+    """
+    unit = max((u for u in UNITS if UNITS[u] <= max(count, 1)), key=UNITS.__getitem__)
+    return f"{count / UNITS[unit]:g} {unit}"
+
+
+def finish(figure, axes, name: str) -> None:
+    """Write a picture next to this file."""
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, FOLDER / name)
+
+
+if __name__ == "__main__":
+    two_hosts()
+    long_runs()
+    local_steps()
