@@ -89,16 +89,7 @@ def _box(size: tuple[float, float], at: tuple[float, float], image: tuple[int, i
 
 
 def cut(content: bytes, size: int, box_of: BoxOf) -> npt.NDArray[np.uint8]:
-    """Decode a part of an image to uint8[size, size, 3], also of a grayscale or CMYK image.
-
-    Args:
-        content: the image file's bytes, in any format that Pillow reads.
-        size: pixels on each side.
-        box_of: `(width, height) -> Box`, the part.
-
-    Raises:
-        One of BROKEN: the file is no image, or is truncated.
-    """
+    """Decode a part of an image to uint8[size, size, 3], also of a grayscale or CMYK image."""
     with Image.open(io.BytesIO(content)) as image:
         width, height = image.size
         box = box_of(width, height)

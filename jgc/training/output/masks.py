@@ -16,25 +16,15 @@ BLACK = (0, 0, 0)  # pixels without a label
 
 
 def draw(run_dir: Path, title: str, pictures: Pictures, predicted: npt.NDArray[np.int32]) -> None:
-    """Write masks.png.
-
-    Args:
-      run_dir: the run folder.
-      title: of the figure.
-      pictures: images and their labels.
-      predicted: int32[m, h, w]. Classes that the data set does not have are drawn black.
-
-    Raises:
-      UserError: a full or read-only disk.
-    """
+    """Write masks.png; `predicted` int32[m, h, w], where classes that the data set does not have are black."""
     rows, (h, w) = len(pictures.images), pictures.labels.shape[1:]
     figure = Figure(figsize=(12, 4 * rows * h / w + 1.4), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     panels = figure.subplots(rows, 3, squeeze=False)
     truth, guess = (coloured(labels, pictures.colours) for labels in (pictures.labels, predicted))
-    for row, seen in zip(panels, zip(pictures.images, truth, guess, strict=True), strict=True):
-        for axes, image in zip(row, seen, strict=True):
+    for row, images in zip(panels, zip(pictures.images, truth, guess, strict=True), strict=True):
+        for axes, image in zip(row, images, strict=True):
             axes.imshow(image, interpolation="nearest")
             axes.set_axis_off()
     for axes, name in zip(panels[0], ("image", "labels", "prediction"), strict=True):
