@@ -26,12 +26,7 @@ class Shard(NamedTuple):
 
 
 def shards_of(leaves: Sequence[Any], floats: Sequence[bool]) -> list[Shard]:
-    """The shards of parameters, or of their shapes, of which `floats` are exchanged.
-
-    Example:
-      >>> shards_of([np.zeros((2, 3)), np.zeros(3)], [True, True])[0].pieces
-      ((slice(0, 2, None), slice(0, 3, None)), (slice(0, 3, None),))
-    """
+    """The shards of parameters, or of their shapes, of which `floats` are exchanged."""
     divided = [_pieces_of(x) if is_float else {} for x, is_float in zip(leaves, floats, strict=True)]
     if all(len(set(map(_key, pieces.values()))) <= 1 for pieces in divided):
         whole = tuple(

@@ -54,10 +54,6 @@ def inception_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> 
 
     Each try is an area (uniform), an aspect (log-uniform) and a position. The first that fits is taken. If none fits,
     as in an image three times as long as wide, the crop is the largest central one that the aspects allow.
-
-    Example:
-        >>> [round(edge, 3) for edge in inception_box(np.array([[0.0, 0.5, 0.0, 1.0]]), 100, 100)]
-        [0.0, 71.716, 28.284, 100.0]
     """
     area, aspect, x, y = numbers.T
     area = (AREA[0] + (AREA[1] - AREA[0]) * area) * (width * height)

@@ -80,13 +80,7 @@ class Dataset(NamedTuple):
 
 
 def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """The data set without a fraction of its training images, and one with these as its test images.
-
-    Example:
-        >>> from jgc.training.data import load_digits
-        >>> [len(d.test_labels) for d in hold_out(load_digits(), 0.1)]
-        [360, 144]
-    """
+    """The data set without a fraction of its training images, and one with these as its test images."""
     training, held = held_out(len(dataset.train_labels), share, dataset.name)
     images, labels = dataset.train_images, dataset.train_labels
     rest = dataset._replace(train_images=images[training], train_labels=labels[training])

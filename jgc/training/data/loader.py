@@ -68,12 +68,7 @@ def _order(seed: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
 
 
 def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[np.int64]:
-    """The numbers of the examples in the global batch of a step, int64[batch_size] from 0 to n - 1.
-
-    Example:
-        >>> bool((np.sort(batch_indices(seed=0, step=7, batch_size=4, n=4)) == np.arange(4)).all())
-        True
-    """
+    """The numbers of the examples in the global batch of a step, int64[batch_size] from 0 to n - 1."""
     if step < 0 or batch_size < 1 or n < 1:
         raise ValueError(f"`step` must be at least 0, `batch_size` and `n` at least 1, got {step}, {batch_size}, {n}")
     epoch, offset = divmod(step * batch_size, n)
@@ -141,12 +136,7 @@ def padded(images: npt.NDArray[np.float32], labels: Labels, size: int) -> EvalBa
 
 
 def prefetch(fn: Callable[[int], T], start: int, stop: int, depth: int = 2) -> Iterator[T]:
-    """fn(start), ..., fn(stop - 1), computed in a background thread up to `depth` steps ahead.
-
-    Example:
-        >>> list(prefetch(lambda step: step**2, 0, 4))
-        [0, 1, 4, 9]
-    """
+    """fn(start), ..., fn(stop - 1), computed in a background thread up to `depth` steps ahead."""
     if depth < 1:
         raise ValueError(f"`depth` must be at least 1, got {depth}")
     return _prefetch(fn, start, stop, depth)

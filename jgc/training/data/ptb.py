@@ -66,22 +66,12 @@ def _read(folder: Path, file: str) -> list[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, with <eos> after each line.
-
-    Example:
-        >>> words_of(" one two \\n three\\n")
-        ['one', 'two', '<eos>', 'three', '<eos>']
-    """
+    """The words of a text, with <eos> after each line."""
     return [word for line in text.splitlines() for word in (*line.split(), END)]
 
 
 def vocabulary_of(words: Iterable[str], unknown: str = UNKNOWN) -> tuple[str, ...]:
-    """The distinct words, or characters, by falling frequency and then by alphabet; `unknown` at the end if missing.
-
-    Example:
-        >>> vocabulary_of(["b", "a", "b", "<eos>"])
-        ('b', '<eos>', 'a', '<unk>')
-    """
+    """The distinct words, or characters, by falling frequency and then by alphabet; `unknown` at the end if missing."""
     counts = Counter(words)
     counts.setdefault(unknown, 0)
     return tuple(sorted(counts, key=lambda word: (-counts[word], word)))

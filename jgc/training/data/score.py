@@ -80,11 +80,6 @@ def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
 
 
 def final(summary: Mapping[str, Any], phase: Mapping[str, Any] | None = None) -> float:
-    """The displayed score of a run, or of a phase in its summary.
-
-    Example:
-        >>> final({"test_accuracy": 0.75})
-        75.0
-    """
+    """The displayed score of a run, or of a phase in its summary."""
     score = score_of(summary)
     return score.scale * (summary if phase is None else phase)[score.name]

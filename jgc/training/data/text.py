@@ -70,12 +70,7 @@ def text_source(text: Text) -> Source:
 
 
 def epoch_steps(text: Text, streams: int) -> int:
-    """Windows of each stream in the training text.
-
-    Example:
-        >>> epoch_steps(Text("count", np.arange(10), np.arange(2), np.arange(2), (), window=2), streams=2)
-        2
-    """
+    """Windows of each stream in the training text."""
     steps = (len(text.train) // streams - 1) // text.window if streams > 0 else 0
     if steps < 1:
         raise ValueError(
@@ -88,14 +83,7 @@ def epoch_steps(text: Text, streams: int) -> int:
 def text_batch(
     text: Text, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
 ) -> tuple[Window, Labels]:
-    """The training batch of a step: a window of int32[nodes, batch_size / nodes, T] words, and labels likewise.
-
-    Example:
-        >>> counting = Text("count", np.arange(14), np.arange(2), np.arange(2), (), window=3)
-        >>> window, labels = text_batch(counting, seed=0, step=1, nodes=1, batch_size=2)
-        >>> window.words.tolist(), labels.tolist(), window.start.tolist()
-        ([[[3, 4, 5], [10, 11, 12]]], [[[4, 5, 6], [11, 12, 13]]], [[False, False]])
-    """
+    """The training batch of a step: a window of int32[nodes, batch_size / nodes, T] words, and labels likewise."""
     if nodes < 1 or batch_size % nodes or step < 0:
         raise ValueError(
             f"`nodes` must divide `batch_size` and `step` be at least 0, got {nodes}, {batch_size} and {step}"

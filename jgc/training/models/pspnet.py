@@ -51,12 +51,6 @@ def parts(size: int, bins: int) -> np.ndarray:
     """The matrix f32[bins, size] of PyTorch's adaptive average pooling of a row of pixels.
 
     Part i covers pixels floor(i size / bins) to ceil((i + 1) size / bins), so neighbouring parts may share a pixel.
-
-    Example:
-        >>> parts(4, 3)
-        array([[0.5, 0.5, 0. , 0. ],
-               [0. , 0.5, 0.5, 0. ],
-               [0. , 0. , 0.5, 0.5]], dtype=float32)
     """
     i, pixel = np.arange(bins)[:, None], np.arange(size)
     inside = (pixel >= i * size // bins) & (pixel < -(-(i + 1) * size // bins))
@@ -64,14 +58,7 @@ def parts(size: int, bins: int) -> np.ndarray:
 
 
 def between(size: int, new: int) -> np.ndarray:
-    """The matrix f32[new, size] that interpolates a row of pixels linearly, with the first and last pixel aligned.
-
-    Example:
-        >>> between(2, 3)
-        array([[1. , 0. ],
-               [0.5, 0.5],
-               [0. , 1. ]], dtype=float32)
-    """
+    """The matrix f32[new, size] that interpolates a row of pixels linearly, with the first and last pixel aligned."""
     at = np.linspace(0, size - 1, new)[:, None]
     return np.maximum(0, 1 - np.abs(at - np.arange(size))).astype(np.float32)
 

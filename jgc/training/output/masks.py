@@ -36,11 +36,6 @@ def draw(run_dir: Path, title: str, pictures: Pictures, predicted: npt.NDArray[n
 
 
 def coloured(labels: npt.NDArray[np.int32], colours: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.uint8]:
-    """Labels int32[..., h, w] as colours uint8[..., h, w, 3]; pixels without a label are black.
-
-    Example:
-      >>> coloured(np.array([[1, VOID]]), [(1, 2, 3), (4, 5, 6)]).tolist()
-      [[[4, 5, 6], [0, 0, 0]]]
-    """
+    """Labels int32[..., h, w] as colours uint8[..., h, w, 3]; pixels without a label are black."""
     known = (labels != VOID) & (labels < len(colours))
     return np.array([*colours, BLACK], np.uint8)[np.where(known, labels, len(colours))]

@@ -59,12 +59,7 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Differences between two resolved configs in settings that --resume must not change.
-
-    Example:
-      >>> differences({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
-      ['seed was 0, is 1']
-    """
+    """Differences between two resolved configs in settings that --resume must not change."""
     lines = []
     for name in [*new, *(name for name in old if name not in new)]:
         path = f"{prefix}{name}"

@@ -53,12 +53,6 @@ def by_validation(
     The rate falls from gamma, `learning_rate`, to gamma / (1 + t i) after epoch i, t being the `decay`, when `patience`
     validation losses in a row are no better, and never below `min_learning_rate`. `literal`: as in Algorithm 2. Raises
     ValueError for a setting out of range.
-
-    Example:
-      >>> optimizer = by_validation(0.1, decay=1.0)
-      >>> state = corrected(corrected(optimizer.init({}), 2.0), 2.5)  # the second epoch's loss is higher
-      >>> float(state.learning_rate)  # 0.1 / (1 + 1.0 * 2)
-      0.03333333507180214
     """
     for name, value in (("learning_rate", learning_rate), ("decay", decay)):
         if not SMALLEST <= value <= LARGEST:
