@@ -38,7 +38,7 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
 
 def _strong(x: Any) -> Any:
-    """An array without a weak type, which would compile anew; one of NumPy's stays on the host."""
+    """An array without a weak type, which would compile again; one of NumPy's stays on the host."""
     if not hasattr(x, "dtype"):
         return np.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x

@@ -69,7 +69,7 @@ def check_equal(team: Team, what: str, lowered: Lowered) -> None:
 
 
 def cost_of(setup: Setup, phase: Phase) -> PhaseCost:
-    """The planned cost of a phase; computed anew if the phase has sizes that were not planned."""
+    """The planned cost of a phase; computed again if the phase has sizes that were not planned."""
     planned = [cost._replace(phase=phase) for cost in setup.costs if cost.phase.value == phase.value]
     return planned[0] if planned else cost_of_phase(setup.parts, phase, setup.state)
 

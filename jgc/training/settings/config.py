@@ -188,7 +188,7 @@ class Config(Generic[M]):
     """compute the gradients of a device's nodes one after another (yes) or together under vmap (no); auto: one after
     another on CPU, together on GPU and TPU, which is faster"""
     deterministic: bool = False
-    """on a GPU the same bits from the same step, also if it is compiled anew or the run was resumed; slower"""
+    """on a GPU the same bits from the same step, also if it is compiled again or the run was resumed; slower"""
     run_dir: str | None = None
     """folder of the run; a new one in runs/ if not given"""
     resume: bool = False
