@@ -22,7 +22,7 @@ from jgc.layout.pack import make_packing, pack, unpack
 from jgc.loops.buffers import copied
 from jgc.nodes.placing import place
 from jgc.training.errors import NonFinite, UserError, say
-from jgc.training.run.loop import batches
+from jgc.training.run.periodic import batches
 from jgc.training.run.setup import Setup, build
 from jgc.training.settings.config import Config, DataConfig, as_json, check, resolve
 from jgc.training.steps.step import arrays_by_name, with_arrays
@@ -120,7 +120,7 @@ def _run(config: Config, setup: Setup, start: int, path: Path) -> None:
 def training_gradients(config: Config, setup: Setup) -> Iterator[tuple[int, PyTree]]:
     """Each step of a run: its number, and the compressor's input, all nodes' gradients [K, ...]."""
     state = with_arrays(setup.state, copied(arrays_by_name(setup.state)))
-    with closing(batches(config, setup, 0)) as arriving:
+    with closing(batches(setup)) as arriving:
         for step, batch in zip(range(config.steps), arriving, strict=True):
             yield step, setup.step.gradients(state, batch)
             state, _ = setup.step(state, batch)

@@ -34,14 +34,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BATCH", "LOCAL", "SHARED", "Compressor", "Info", "LocalMetrics", "LocalState", "LocalSteps",
-        "LoopState",
-    "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded",
-        "SkippedStepsWarning",
-    "SlowLoopWarning", "Stacked", "State", "StepBytes", "Wire", "as_arrays", "bytes_per_step",
-        "citation", "compress",
-    "decode", "diagnose", "encode", "from_arrays", "from_mesh", "init_optax", "local_steps",
-        "make_nodes", "make_step",
-    "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of",
-        "residual", "to_host",
+    "LoopState", "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded",
+    "SkippedStepsWarning", "SlowLoopWarning", "Stacked", "State", "StepBytes", "Wire", "as_arrays",
+    "bytes_per_step", "citation", "compress", "decode", "diagnose", "encode", "from_arrays",
+    "from_mesh", "init_optax", "local_steps", "make_nodes", "make_step", "node_grads", "on_nodes",
+    "phase_after", "phase_at", "place", "place_parts", "placements_of", "residual", "to_host",
     "unsend", "with_nodes",
 ]  # fmt: skip

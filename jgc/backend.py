@@ -1,9 +1,8 @@
-"""The kind of device that a program is traced for, which decides between variants that give the
-same result.
+"""The backend that a program is traced for, which decides between variants with equal results.
 
-What is fast differs: a scatter is cheap on a CPU, and costs a pass through memory for every value
-on a TPU. A program can be compiled for devices that are not here (`jax.experimental.topologies`),
-so the devices of its mesh decide, not those of this machine.
+A scatter is cheap on a CPU, and costs a pass through memory for every value on a TPU. A program can
+be compiled for devices that are not present (`jax.experimental.topologies`), so the devices of its
+mesh decide.
 """
 
 import os
@@ -21,14 +20,12 @@ _plain: ContextVar[bool | None] = ContextVar("jgc_plain", default=None)
 
 
 def backend() -> str:
-    """ "cpu", "gpu" or "tpu": of the mesh inside `jgc.on_nodes`, elsewhere
-    `jax.default_backend()`."""
+    """ "cpu", "gpu" or "tpu": the mesh's in `jgc.on_nodes`, elsewhere `jax.default_backend()`."""
     return _backend.get() or jax.default_backend()
 
 
 def backend_of(nodes: Nodes) -> str:
-    """The kind of the devices of a layout; the default one if all nodes are emulated on one
-    device."""
+    """The backend of a layout; the default if all nodes are emulated on one device."""
     if not isinstance(nodes.mesh, Mesh):  # an AbstractMesh has no devices
         return jax.default_backend()
     platform = nodes.mesh.devices.flat[0].platform
@@ -37,7 +34,7 @@ def backend_of(nodes: Nodes) -> str:
 
 @contextmanager
 def traced_for(nodes: Nodes) -> Iterator[None]:
-    """Trace what is inside the block for the devices of a layout.
+    """Trace the block for the devices of a layout.
 
     Example:
       >>> with traced_for(Nodes(8, 8)):
@@ -52,11 +49,9 @@ def traced_for(nodes: Nodes) -> Iterator[None]:
 
 
 def plain() -> bool:
-    """Whether to run the plain reference of every tuned operation: inside `plain_operations`, or if
-    JGC_PLAIN=1.
+    """Whether tuned operations run their plain references: in `plain_operations`, or JGC_PLAIN=1.
 
-    An operation that has been tuned for devices asks it while it is traced, before it asks for the
-    `backend`.
+    A tuned operation asks this while it is traced, before it asks for the `backend`.
     """
     chosen = _plain.get()
     return os.environ.get("JGC_PLAIN", "0") == "1" if chosen is None else chosen
@@ -64,9 +59,9 @@ def plain() -> bool:
 
 @contextmanager
 def plain_operations(use: bool = True) -> Iterator[None]:
-    """Trace what is inside the block with plain references: short, slow, and right on every device.
+    """Trace the block with plain references: short, slow, and right on every device.
 
-    Programs that were compiled before keep what they have.
+    Compiled programs do not change.
 
     Example:
       >>> with plain_operations():

@@ -12,10 +12,9 @@ JGC = """@software{jgc,
 
 
 def citation(method: str = "") -> str:
-    """BibTeX of a method's papers, by its name in `jgc.compress.METHODS`; of jgc itself without
-    one.
+    """BibTeX of a method's papers, by its name in `jgc.compress.METHODS`.
 
-    Methods that are in no paper, such as `klt`, are cited as jgc.
+    Without a name, and for methods that are in no paper, such as `klt`: of jgc.
 
     Raises:
       ValueError: no method has this name.

@@ -6,12 +6,12 @@ mean over all nodes. The words used throughout the package:
     K       number of nodes (data-parallel workers), `nodes.count`
     g       a node's gradient as a flat vector, f32[n]
     shared  the part of the state that is the same on every node
-    local   the part of the state that each node holds for itself; outside a step its leaves have a
-            leading axis [K]
+    local   the part of the state that differs between nodes; outside a step its leaves are [K, ...]
 """
 
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -25,16 +25,15 @@ EMULATED = "jgc_emulated"  # name of the vmapped axis: the nodes of one device
 
 
 class Nodes(NamedTuple):
-    """How many nodes there are, and where they run. Hashable and static.
+    """The number of nodes, and where they run. Hashable and static.
 
     Attributes:
       count: K, the number of nodes.
       per_device: nodes on each device; more than one are emulated there.
       mesh: the devices; None means that all nodes are emulated on one device.
       slow: mesh axes between nodes; communication over them is compressed.
-      fast: mesh axes inside a node. Its devices divide the parameters along them, and each
-        compresses its own shards; or they hold copies, and gradients are averaged over them before
-        they are compressed.
+      fast: mesh axes inside a node. Its devices divide the parameters, and each compresses its
+        shards; or they hold copies, and compress the mean of their gradients.
     """
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here
@@ -52,10 +51,7 @@ class Nodes(NamedTuple):
 
     def size(self, axes: Sequence[str]) -> int:
         """Number of devices along mesh axes."""
-        size = 1
-        for axis in axes:
-            size *= self.mesh.shape[axis]  # type: ignore[union-attr]
-        return size
+        return prod(self.mesh.shape[axis] for axis in axes)  # type: ignore[union-attr]
 
 
 class State(NamedTuple):
@@ -63,8 +59,7 @@ class State(NamedTuple):
 
     Attributes:
       shared: the same on every node: autoencoder weights, counters.
-      local: differs between nodes: residual, momentum. Leaves have a leading axis [K] outside the
-        step and none inside it.
+      local: differs between nodes: residual, momentum. Leaves have an axis [K] outside the step.
     """
 
     shared: PyTree
@@ -75,14 +70,12 @@ class Info(NamedTuple):
     """Diagnostics of a step that a node has without further communication. Scalars on each node.
 
     Attributes:
-      residual_norm: f32[], L2 norm of this node's residual; 0 without a residual. On GPU and TPU,
-        where a method sends only a part of the values, within a thousandth of the norm of gradient
-        plus residual: one huge value that is sent hides small residuals.
-      elements_sent: f32[], values that this node's message encodes: gradient values, or the
-        coefficients or factors sent in their place.
+      residual_norm: f32[], L2 norm of this node's residual; 0 without a residual. For sparse
+        methods on GPU and TPU within a thousandth of the norm of gradient plus residual.
+      elements_sent: f32[], gradient values, coefficients or factors in this node's message.
       overflow: i32[], selected values that did not fit into a buffer of fixed size.
-      finite: bool[], False if any node's gradient held NaN or Inf, or had a norm of 1e15 or more;
-        all nodes then skipped the step.
+      finite: bool[], False if all nodes skipped the step, because a node's gradient held NaN or
+        Inf, or had a norm of 1e15 or more.
     """
 
     residual_norm: Array
@@ -92,14 +85,12 @@ class Info(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One entry of the logical byte count: a payload field that one node of a role sends or
-    receives in a step.
+    """An entry of the logical byte count: a payload field that a node sends or receives in a step.
 
     Attributes:
       role: "leader", "worker" or "server".
       direction: "up" (towards the server or the other nodes) or "down".
-      field: the payload field: "values", "positions", "code", "scales", "signs", "innovations",
-        "dense" ...
+      field: the payload field: "values", "positions", "code", "scales", "dense" ...
       bytes: its size in bytes.
     """
 
@@ -114,10 +105,8 @@ class Sent(NamedTuple):
 
     Attributes:
       op: the collective's name in the compiled program, e.g. "all-reduce".
-      field: the payload field that it carries; reports show "flag", "metrics" and "statistics" as
-        `other`.
-      bytes: bytes that one device sends, by the collective's algorithm (see
-        `jgc.comm.ledger.bytes_sent`).
+      field: its payload field; reports show "flag", "metrics" and "statistics" as `other`.
+      bytes: sent by one device, by the collective's algorithm (`jgc.comm.ledger.bytes_sent`).
     """
 
     op: str
@@ -130,11 +119,9 @@ class Wire(NamedTuple):
 
     Attributes:
       logical: messages of each role in the paper's topology, per step.
-      physical: collectives of the compiled step, bytes per device. Empty where all nodes are on one
-        device.
+      physical: collectives of the compiled step, bytes per device; empty on a single device.
       once: messages sent once, on entering the phase (e.g. trained weights).
-      devices: devices of a node. Each of them sends `physical`, so a node sends that many times as
-        much.
+      devices: devices of a node, each of which sends `physical`.
     """
 
     logical: tuple[Message, ...]
@@ -186,33 +173,28 @@ class Aggregate(Protocol):
 
 
 class Transition(Protocol):
-    """Convert the state of the old phase to that of the new one. Runs on the host; local leaves
-    have an axis [K]."""
+    """Convert the state from one phase to the next, on the host; local leaves are [K, ...]."""
 
     def __call__(self, old: Hashable, new: Hashable, state: State, nodes: Nodes) -> State: ...
 
 
 class WireOf(Protocol):
-    """Return the bytes of a step of a phase. `shapes` is a tree like the parameters; only static
-    shapes are used."""
+    """Return the bytes of a step of a phase. `shapes` is a tree like the parameters."""
 
     def __call__(self, phase: Hashable, shapes: PyTree, nodes: Nodes) -> Wire: ...
 
 
 class NextPhase(Protocol):
-    """Return the phase of `step`, given the phase of the step before it and the state after that
-    step.
+    """Return the phase of `step`, given the phase and the state of the step before, on the host.
 
-    Runs on the host. It should read arrays in few steps only: each read makes the host wait for the
-    devices.
+    Reading arrays makes the host wait for the devices: do so in few steps.
     """
 
     def __call__(self, before: Phase, step: int, state: State, nodes: Nodes) -> Phase: ...
 
 
 class Compressor(NamedTuple):
-    """A method: four pure functions and the schedule of its phases. `jgc.method.from_step` makes
-    one.
+    """A method: four pure functions and the schedule of its phases; see `jgc.method.from_step`.
 
     Attributes:
       init: `(key, params, nodes) -> State`.
@@ -221,11 +203,9 @@ class Compressor(NamedTuple):
       wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, the bytes of a step.
       schedule: the phases in order; the first starts at step 0. With a `next_phase`, the schedule
         is a plan: it lists each phase once, and sizes in phase values are upper bounds.
-      owns_momentum: whether the method's memory holds the momentum; the optimiser must then have
-        none.
-      next_phase: `(phase, step, state, nodes) -> Phase`; None if the schedule alone decides.
-      method: what the functions run: the method's record, or a combination of several. Private to
-        jgc.
+      owns_momentum: whether the method's memory holds the momentum, not the optimiser.
+      next_phase: `(phase, step, state, nodes) -> Phase`; None if the schedule decides.
+      method: the method's record, or a combination of several. Private to jgc.
     """
 
     init: Init

@@ -1,8 +1,7 @@
-"""A node's place on the node axis, and collectives among the emulated nodes of one device.
+"""A node's index on the node axis, and collectives among the emulated nodes of one device.
 
-Nodes that share a device live on a vmapped axis; devices live on mesh axes. JAX supports
-collectives over a mix of the two only in part, so every collective runs over the emulated nodes
-first and over the devices second.
+Nodes that share a device live on a vmapped axis; devices live on mesh axes. JAX does not support
+all collectives over both, so they run over the emulated nodes first and over the devices second.
 """
 
 import functools
@@ -21,7 +20,7 @@ from jgc.types import EMULATED, Array, Key, Nodes, PyTree
 
 
 class OutsideNodeAxis(RuntimeError):
-    """jgc communicates, and no node axis is there."""
+    """jgc communicates outside the node axis."""
 
 
 _without: ContextVar[bool] = ContextVar("jgc_without_collectives", default=False)
@@ -53,16 +52,14 @@ def node_index(nodes: Nodes) -> Array:
             device, devices = lax.axis_index(nodes.slow), lax.axis_size(nodes.slow)
         if is_emulated(nodes):
             # Inside a nested jit, scan or switch, JAX 0.10 to 0.12 mistakes the vmapped axis for a
-            # mesh axis over which the index varies, and fails because the mesh has no such axis.
-            # The index is a constant, so the check is not needed.
+            # mesh axis over which the index varies. The index is a constant: no check is needed.
             with _check_vma(False):
                 place, on_device = lax.axis_index(EMULATED), lax.axis_size(EMULATED)
     except NameError as error:
         raise OutsideNodeAxis(
-            "a jgc compressor was called outside the node axis: there the gradient of a sharded "
-            "batch is already the mean over nodes, and compressing it would be silently wrong. "
-            "Take node-local gradients with jgc.node_grads and run the compressor inside "
-            "jgc.on_nodes"
+            "a jgc compressor was called outside the node axis, where the gradient of a sharded "
+            "batch is already the mean over nodes: compressing it would be silently wrong. Take "
+            "node-local gradients with jgc.node_grads, call the compressor inside jgc.on_nodes"
         ) from error
     count = devices * on_device
     if (count, on_device) != (nodes.count, nodes.per_device) and not are_local_copies():
@@ -99,11 +96,10 @@ def devices_of(nodes: Nodes) -> int:
     return nodes.count // nodes.per_device if are_local_copies() else nodes.size(nodes.slow)
 
 
-# --- the emulated nodes of one device ----------------------------------------------------------
-# JAX 0.10 to 0.12 refuses named collectives over a vmapped axis inside shard_map with
-# check_vma=True. So these functions are batching rules: vmap treats an output that a rule returns
-# unbatched as shared by all nodes. A rule also runs for a vmap of the caller, over rows say, inside
-# that of the nodes. It tells them apart by `index`, this node's, which only the latter batches.
+# The emulated nodes of one device. JAX 0.10 to 0.12 refuses named collectives over a vmapped axis
+# inside shard_map with check_vma=True. So these functions are batching rules: vmap treats an output
+# that a rule returns unbatched as shared by all nodes. A rule also runs for a vmap of the caller
+# inside that of the nodes; only the latter batches `index`, this node's.
 
 
 def is_emulated(nodes: Nodes) -> bool:

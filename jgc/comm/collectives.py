@@ -87,9 +87,8 @@ def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
         any_of_all = psum(x, nodes, field) > 0
     if backend() != "gpu":
         return any_of_all
-    # Read from an array in memory: XLA on GPU joins operations on arrays of equal size into one
-    # kernel if they read a common array, and a scalar does not count. `where(flag, 0, x)` of the 51
-    # leaves of a transformer takes 6 kernels, not 50.
+    # From an array in memory: XLA on GPU fuses operations on arrays of equal size if they read a
+    # common array, not a scalar. `where(flag, 0, x)` of a transformer takes 6 kernels, not 50
     return lax.optimization_barrier(jnp.broadcast_to(any_of_all, (2,)))[0]
 
 
@@ -135,8 +134,8 @@ def all_gather(x: Array, nodes: Nodes, field: str) -> Array:
 def gather_rows(x: Array, nodes: Nodes) -> Array:
     """x [m, ...] of all devices, one after the other: [devices m, ...], equal on all of them."""
     if not plain() and backend() == "tpu":
-        # XLA for TPU would flatten a gather of rows whose length is no multiple of a tile, 1,024
-        # values, and make it an all-reduce of zeros: twice the bytes. The barrier keeps the rows.
+        # XLA for TPU would make a gather of rows that do not fill tiles of 1,024 values an
+        # all-reduce of zeros: twice the bytes. The barrier keeps the rows.
         x = lax.optimization_barrier(x)
     x = lax.all_gather(x, nodes.slow, to="invarying", tiled=True)
     if are_local_copies():
@@ -148,8 +147,7 @@ def gather_rows(x: Array, nodes: Nodes) -> Array:
 def all_gather_at_once(x: Array, nodes: Nodes, field: str) -> Array:
     """`all_gather` by a message from each device to each, for as many bytes.
 
-    Gloo's all-gather is a ring: K - 1 messages that wait for each other. Its all-to-all is not, so
-    on CPU every device sends copies by it.
+    Gloo's all-gather is a ring of K - 1 dependent messages, so on CPU this is an all-to-all.
     """
     if plain() or backend() != "cpu" or not nodes.slow or are_local_copies():
         return all_gather(x, nodes, field)
@@ -184,9 +182,8 @@ def all_to_all(x: Array, nodes: Nodes, field: str) -> Array:
 def broadcast(x: PyTree, leader: Array, nodes: Nodes, field: str) -> PyTree:
     """x of node `leader`, equal on every node; zeros if there is no such node.
 
-    All nodes run one program with buffers of equal shape, so this is an all-reduce to which all
-    but the leader contribute zeros. Only `Wire.logical` shows that workers send nothing here.
-    Words are summed, so bits are exact.
+    All nodes run one program with buffers of equal shape, so this is an all-reduce to which all but
+    the leader contribute zeros, as exact words; `Wire.logical` shows that workers send nothing.
 
     Args:
       x: an array of any shape, or a tree of arrays.
@@ -227,11 +224,12 @@ def one_by_one(fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, x: PyTree
         if not any(jax.tree.leaves(batched[1])):
             out = of_node(shared, x)
             return out, jax.tree.map(lambda _: False, out)
-        nodes = [
-            jax.tree.map(lambda x, per_node, i=i: x[i] if per_node else x, x, batched[1])
-            for i in range(size)
-        ]
-        out = jax.tree.map(lambda *xs: jnp.stack(xs), *(of_node(shared, x) for x in nodes))
+
+        def node(i):
+            return jax.tree.map(lambda x, per_node: x[i] if per_node else x, x, batched[1])
+
+        outs = (of_node(shared, node(i)) for i in range(size))
+        out = jax.tree.map(lambda *xs: jnp.stack(xs), *outs)
         return out, jax.tree.map(lambda _: True, out)
 
     return call(shared, x)

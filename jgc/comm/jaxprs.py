@@ -1,12 +1,9 @@
-"""What a traced program tells of its collectives: the bytes they send, and which outputs differ.
+"""Collectives of a traced program: the bytes they send, and which outputs differ.
 
-`jgc.comm.ledger` names the fields of collectives, but misses those that are called by `jax.lax`,
-and counts those in a loop once and those in a jitted function only when JAX traces it for the
-first time. `all_sent` walks over the program instead.
-
-`varying_axes` tells which outputs differ between devices. `shard_map` with `check_vma=True` does,
-too, but it refuses a loop or branch that begins with a constant and goes on with a node's values,
-because the types of its carry differ.
+`jgc.comm.ledger` names the fields of collectives, but misses those of `jax.lax`, counts those in a
+loop once, and those in a jitted function only at its first trace. `all_sent` walks over the program
+instead. `varying_axes` tells which outputs differ between devices, also for loops that `shard_map`
+with `check_vma=True` refuses, because they begin with a constant.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,17 +37,10 @@ _EQUALISING = frozenset({  # equal results on all devices along the axes that th
 
 
 def all_sent(recorded: Sequence[Sent], jaxpr: Any, nodes: Nodes) -> tuple[Sent, ...]:
-    """The collectives that the ledger recorded in a trace; one entry an operation if they miss any.
+    """The collectives that the ledger recorded; one entry an operation if they miss any.
 
-    Args:
-      recorded: of `jgc.comm.ledger`.
-      jaxpr: of `jax.make_jaxpr`, from the same tracing. Collectives that XLA adds for shardings are
-        not in it.
-      nodes: the layout.
-
-    Raises:
-      UnknownCollectiveError: a collective without a byte rule, in a `while` loop, or in branches
-        that send different bytes.
+    Raises UnknownCollectiveError: a collective without a byte rule, in a `while` loop, or in
+    branches that send different bytes.
     """
     totals: dict[str, Fraction] = {}
     for sent in recorded:
@@ -68,9 +58,7 @@ def _bytes_by_op(jaxpr: Any, axes: Mapping[str, int]) -> dict[str, Fraction]:
         name, params = eqn.primitive.name, eqn.params
         parts = [_bytes_by_op(function, axes) for function in called(params)]
         if name == "while" and any(parts):
-            raise UnknownCollectiveError(
-                "a collective in a `while` loop, whose number of turns decides what is sent"
-            )
+            raise UnknownCollectiveError("a collective in a `while` loop, of unknown length")
         if name == "cond":
             if any(branch != parts[0] for branch in parts):
                 raise UnknownCollectiveError("the branches of a conditional send different bytes")
@@ -154,10 +142,7 @@ def _outputs(eqn: Any, inputs: list[Axes]) -> list[Axes]:
 
 
 def _loop(jaxpr: Any, consts: list[Axes], carry: list[Axes], xs: Sequence[Axes] = ()) -> list[Axes]:
-    """The axes of a loop's carry and stacked outputs; a turn is `(consts, carry, x) -> (carry, y)`.
-
-    Repeats until the carry's axes no longer grow.
-    """
+    """The axes of a loop's carry and stacked outputs; body: `(consts, carry, x) -> (carry, y)`."""
     while True:
         after = varying_axes(jaxpr, [*consts, *carry, *xs])
         joined = [a | b for a, b in zip(carry, after, strict=False)]
@@ -184,14 +169,7 @@ def called(params: Mapping[str, Any]) -> Iterator[Any]:
 def evaluated(
     traced: Any, result: PyTree, args: tuple, consts: Sequence[Any] | None = None
 ) -> PyTree:
-    """The output of a function from its jaxpr.
-
-    Args:
-      traced: of `jax.make_jaxpr`.
-      result: a tree with the structure of the output, e.g. its shapes.
-      args: the arguments.
-      consts: replace the constants of the trace; None keeps them.
-    """
+    """The output of a traced function, structured like `result`; `consts` replace its constants."""
     consts = traced.consts if consts is None else consts
     flat = jax.core.eval_jaxpr(traced.jaxpr, consts, *jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(result), flat)

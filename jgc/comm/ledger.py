@@ -33,11 +33,11 @@ def bytes_sent(op: str, operand_bytes: int, n: int) -> Fraction:
     """Bytes that one of n devices sends in a collective, exactly, by its algorithm.
 
     A group of one sends nothing. With B = `operand_bytes`: all-reduce 2(n-1)/n B, reduce-scatter
-    and all-to-all (n-1)/n B (B: the full input), all-gather (n-1) B (B: what one device
-    contributes), collective-permute B.
+    and all-to-all (n-1)/n B (B: the full input), all-gather (n-1) B (B: one device's part),
+    collective-permute B.
 
     Raises:
-      UnknownCollectiveError: another op.
+      UnknownCollectiveError: an unknown op.
       ValueError: n < 1 or negative bytes.
 
     Example:
@@ -74,8 +74,7 @@ def record(op: str, field: str, x: Array, group: int) -> None:
     entries = _ledger.get()
     if entries is not None and group > 1:
         whole: Any = x
-        # Under `vmap`, of the nodes or of a caller, the collective sends the x of all entries. JAX
-        # has no public name for the array that a tracer of vmap stands for.
+        # under `vmap` the collective sends all entries; the tracer's array has no public name
         while hasattr(whole, "batch_dim"):
             whole = whole.val
         entries.append(Sent(op, field, bytes_sent(op, whole.size * x.dtype.itemsize, group)))
@@ -86,7 +85,7 @@ def local_copies() -> Iterator[None]:
     """Trace collectives between devices as local copies, to time a step without its network.
 
     `nodes` must be K nodes, one per device, on a mesh of a single device. Then a sum returns this
-    node's own value, an all-gather K copies of its own message, and a permute its own message.
+    node's value, an all-gather K copies of its message, and a permute its message.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -129,13 +129,12 @@ def ring_quantized_mean(
 ) -> tuple[Array, Array]:
     """Mean by a ring for codes that cannot be added up: a hop decodes, adds and encodes the sum.
 
-    A place of the ring is a device; its nodes are summed uncompressed first, as in `ring_mean`. On
-    a single device, a place is an emulated node. So the number of hops depends on the layout, and
-    layouts agree only as far as the code is exact. Each hop is one collective and carries only the
-    code.
+    A place of the ring is a device, whose nodes are summed uncompressed first, or on a single
+    device an emulated node. So the number of hops depends on the layout, and layouts agree only as
+    far as the code is exact. Each hop is one collective of codes.
 
     Args:
-      key: the same on all nodes; each place derives its own key for each hop from it.
+      key: the same on all nodes; each place derives a key for each hop from it.
       x: f32[`ring_size`, m], this node's segments.
       encode: `(key, f32[m]) -> payload`, arrays of static shapes.
       decode: `payload -> f32[m]`.
@@ -144,9 +143,7 @@ def ring_quantized_mean(
 
     Returns:
       The means, f32[places, m], equal on every node, and this node's quantisation errors,
-      f32[places, m]. A place's errors are divided equally among its nodes, so that in all layouts
-
-          mean over nodes of x = means + mean over nodes of errors
+      f32[places, m], a place's divided equally among its nodes: mean of x = means + mean of errors.
 
     Source: Yu et al. 2018 (GradiVeQ), Section 1, on scalar quantisers in a ring.
     """

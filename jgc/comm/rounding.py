@@ -1,9 +1,8 @@
 """Rounding to narrower floats that no compiler removes.
 
-Inside one program XLA for GPU removes a conversion f32 -> bf16, f16 or f8 -> f32, also through a
-pair of `bitcast_convert_type`: it may compute with excess precision (`xla_allow_excess_precision`,
-on by default). The residual v - rounded(v) would be 0 there, and the rounding error lost. XLA for
-CPU and TPU keeps such conversions.
+XLA for GPU removes a conversion f32 -> bf16, f16 or f8 -> f32 inside a program, also through a pair
+of `bitcast_convert_type` (`xla_allow_excess_precision`, on by default). The residual v - rounded(v)
+would be 0, and the rounding error lost. XLA for CPU and TPU keeps such conversions.
 """
 
 import jax.numpy as jnp
@@ -61,7 +60,7 @@ def rounded(x: Array, dtype: DTypeLike) -> Array:
 def narrowed(x: Array, dtype: DTypeLike) -> Array:
     """x in a float dtype, clipped to its range, beyond which a plain cast makes Inf or NaN.
 
-    Back in x's dtype the result is what was rounded on every backend (`rounded`).
+    Converted back, the result is that of `rounded` on every backend.
 
     Example:
       >>> narrowed(jnp.array([1.0, -1e6, jnp.nan]), jnp.float16).tolist()

@@ -1,8 +1,7 @@
 """Means of codes in two collectives: all-to-all of codes, f32 sums, all-gather of coded means.
 
-Every node reduces one share of the values, so a value is rounded twice whatever the number of
-nodes, and a step waits for two collectives, where a ring of codes rounds K times and waits for
-2 (K - 1) transfers.
+Every node reduces one share of the values, so a value is rounded twice and a step waits for two
+collectives, where a ring of codes rounds K times and waits for 2 (K - 1) transfers.
 """
 
 from collections.abc import Callable
@@ -40,20 +39,17 @@ def two_shot_quantized_mean(
       field: the payload field; defaults to all names of the payload.
 
     Returns:
-      The means, f32[K, m], equal on every node, and this node's quantisation errors, f32[K, m]. The
-      errors of the second rounding are those of the node that reduced, times K, so that
-
-          mean over nodes of x = means + mean over nodes of errors
+      The means, f32[K, m], equal on every node, and this node's quantisation errors, f32[K, m]; of
+      the second rounding the reducing node's, times K: mean of x = means + mean of errors.
 
     Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent", where each node adds up and
       codes a part of the gradient; Tang et al. 2019, "DoubleSqueeze", on residuals of both
       roundings.
 
     Differs from the papers
-      1. A node adds its share of its vector in f32, as that part does not travel.
+      1. A node adds its share of its vector in f32, because that part does not travel.
       2. The residual of the second rounding is part of the node's residual. It lies in the share
-         that the node adds in f32, so it is not rounded again, and comes into the sum as it does in
-         DoubleSqueeze, whose server keeps it.
+         that the node adds in f32, so it is not rounded again, as in DoubleSqueeze's server.
     """
     index, key = node_index(nodes), node_key(key, nodes)
     names = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))

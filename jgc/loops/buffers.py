@@ -1,4 +1,4 @@
-"""Arrays of a loop: in buffers of their own, where the compiled programs expect them."""
+"""Arrays of a loop: in separate buffers, where the compiled programs expect them."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,16 +18,14 @@ from jgc.types import Nodes, PyTree
 def put_arrays(
     tree: PyTree, nodes: Nodes, device: SingleDeviceSharding, placements: PyTree = None
 ) -> PyTree:
-    """The arrays where the program expects them. Where all nodes are on one device, committed to
-    it."""
+    """The arrays where the program expects them; committed to `device` if it has all nodes."""
     if nodes.mesh is None:
         return jax.device_put(tree, device)
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
 
 
 def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
-    """Whether a part lies on the host, or on other devices than the nodes or the other parts, by
-    its first array."""
+    """Whether the first array of a part lies on the host, or not on the devices of the others."""
     firsts = [x for part in parts for x in first_leaf(part)]
     if any(not isinstance(x, jax.Array) for x in firsts):
         return True
@@ -39,8 +37,7 @@ def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
 
 
 def device_of(params: PyTree) -> SingleDeviceSharding:
-    """The device of the parameters, or the default one. Only for nodes that are all on one
-    device."""
+    """The device of the parameters, or the default; only for nodes that are all on one device."""
     leaf = jnp.asarray(next(iter(first_leaf(params)), 0.0))
     if isinstance(leaf, jax.core.Tracer):  # only shapes are asked for
         return SingleDeviceSharding(jax.devices()[0])
@@ -48,18 +45,16 @@ def device_of(params: PyTree) -> SingleDeviceSharding:
 
 
 def wait_on_cpu(tree: PyTree, nodes: Nodes) -> None:
-    """Wait for the arrays if the nodes are on several devices of a CPU.
+    """Wait for the arrays on several devices of a CPU.
 
-    These are threads of one processor, and collectives of several programs at once can wait for
-    each other forever.
+    These are threads: concurrent collectives of several programs can wait for each other forever.
     """
     if nodes.mesh is not None and nodes.mesh.size > 1 and backend_of(nodes) == "cpu":
         jax.block_until_ready(tree)
 
 
 def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
-    """The arrays in buffers of their own, which a step donates, and without weak types, which would
-    compile anew.
+    """The arrays in new buffers, to donate, and without weak types, which would recompile.
 
     Arrays of `unless_of`, a state that the step donates anyway, are not copied.
     """
@@ -72,8 +67,7 @@ def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
 
 
 def check_params(params: PyTree) -> None:
-    """Raise TypeError, naming the leaf, unless all leaves are arrays of floats, as optax's
-    optimisers expect. Warn of float64, which travels as float32."""
+    """Raise TypeError, naming the leaf, unless all are arrays of floats; warn of float64."""
     check_arrays(params)
     for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
         if isinstance(x, jax.ShapeDtypeStruct):
@@ -99,18 +93,10 @@ def check_params(params: PyTree) -> None:
 def donatable(donated: PyTree, **others: PyTree) -> PyTree:
     """The tree with repeated arrays copied, so that a program may donate it.
 
-    An optimiser's state that is made in mid-run by `optimizer.init(state.params)` may hold the
-    parameters themselves, and no buffer can be donated twice. Every step calls this function, so it
-    compares only the arrays' identity, which takes a quarter of a microsecond an array. It misses
-    two arrays that share a buffer, as `jax.device_put` may return.
-
-    Args:
-      donated: the arrays to donate.
-      others: the other arguments of the program, by name.
-
-    Raises:
-      ValueError: another argument holds a donated array, which would be gone after the step; the
-        message names both.
+    `optimizer.init(state.params)` may return the parameters themselves, and no buffer can be
+    donated twice. Every step calls this function, so it compares only the arrays' identity, in a
+    quarter of a microsecond an array. It misses arrays that share a buffer, as `jax.device_put` may
+    return. Raises ValueError: one of `others`, by name, holds a donated array.
 
     Example:
       >>> w = jnp.ones(3)
@@ -129,11 +115,11 @@ def donatable(donated: PyTree, **others: PyTree) -> PyTree:
             _refuse_shared(donated, name, tree)
     if len(ids) == len(leaves):
         return donated
-    seen: set[int] = set()
+    known: set[int] = set()
     for i, x in enumerate(leaves):
-        if id(x) in seen and isinstance(x, jax.Array):
+        if id(x) in known and isinstance(x, jax.Array):
             leaves[i] = jnp.copy(x)
-        seen.add(id(x))
+        known.add(id(x))
     return jax.tree.unflatten(structure, leaves)
 
 

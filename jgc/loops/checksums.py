@@ -1,12 +1,10 @@
-"""A checksum for each array of a state: 32 bits that do not depend on how devices or processes
-divide the array.
+"""A checksum for each array of a state: 32 bits, however devices or processes divide the array.
 
-An array is read as words of its bytes, u32 (u8 or u16 where elements are smaller). Its checksum is
-the sum modulo 2^32 of a hash of (position, word) over all words. For each position the hash is a
-bijection of the word, so a change of bits within one word always shows; any other damage (words
-swapped, a block of zeros, values of another layout) passes with a probability of 2^-32. A CRC-32
-would need the whole array in one place. Here each process adds up the words of its shards, and only
-four bytes an array travel.
+An array is read as words of its bytes, u32 (u8 or u16 if elements are smaller). Its checksum is the
+sum modulo 2^32 of a hash of (position, word) over all words. For each position the hash is a
+bijection of the word, so a change within one word always shows; other damage passes with a
+probability of 2^-32. Unlike a CRC-32 it does not need the whole array in one place: each process
+adds up the words of its shards, and sends four bytes an array.
 
 Source: the hash has the constants of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
 """
@@ -66,8 +64,7 @@ def _of_words(part: np.ndarray, index: tuple[slice, ...], shape: tuple[int, ...]
 
 
 def _of_block(words: np.ndarray, first: int, strides: Sequence[int]) -> int:
-    """The sum over words at the positions first + i * strides[0] + j * strides[1] + ..., modulo
-    2^32."""
+    """The sum over words at the positions first + i * strides[0] + ..., modulo 2^32."""
     if words.size > BLOCK:
         axis = int(np.argmax(words.shape))
         half = words.shape[axis] // 2

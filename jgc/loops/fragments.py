@@ -1,5 +1,4 @@
-"""Fragments of a tree: ranges of its leaves, for methods that take one part of the layers at a
-time."""
+"""Fragments of a tree: ranges of its leaves."""
 
 from collections.abc import Sequence
 
@@ -9,12 +8,9 @@ from jgc.types import PyTree
 
 
 def cut(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """The indices of `count` ranges of leaves that hold about equally many values; each has at
-    least one leaf.
+    """The indices of `count` ranges of leaves with about equally many values each.
 
-    Args:
-      sizes: number of values of each leaf, in tree order.
-      count: from 1 to the number of leaves.
+    `sizes` are the values of each leaf; `count` is from 1 to the number of leaves.
 
     Example:
       >>> cut([10, 10, 10, 30], 2), cut([90, 1, 1], 3)
@@ -29,11 +25,11 @@ def cut(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
             ranges.append([])
         ranges[-1].append(i)
         held += size
-    return tuple(tuple(one) for one in ranges)
+    return tuple(map(tuple, ranges))
 
 
 def take(tree: PyTree, leaves: Sequence[int]) -> PyTree:
-    """The tree with these leaves and None in place of all others, so that paths stay what they are.
+    """The tree with these leaves, and None for all others, so that paths do not change.
 
     Example:
       >>> take({"a": 1, "b": 2}, [1])
@@ -51,5 +47,5 @@ def put_back(tree: PyTree, part: PyTree, leaves: Sequence[int]) -> PyTree:
       {'a': 1, 'b': 7}
     """
     flat, treedef = jax.tree.flatten(tree)
-    own = dict(zip(leaves, jax.tree.leaves(part), strict=True))
-    return jax.tree.unflatten(treedef, [own.get(i, x) for i, x in enumerate(flat)])
+    new = dict(zip(leaves, jax.tree.leaves(part), strict=True))
+    return jax.tree.unflatten(treedef, [new.get(i, x) for i, x in enumerate(flat)])

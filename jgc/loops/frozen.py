@@ -14,22 +14,15 @@ from jgc.types import Nodes, PyTree
 
 
 class Frozen(NamedTuple):
-    """Parameters that a step does not train. All fields are None where the step got none.
+    """Parameters that a step does not train. All fields are None where the step got none."""
 
-    Attributes:
-      arrays: on the devices of the step.
-      placements: of the arrays.
-      name: of structure and placements, by which compiled programs differ.
-    """
-
-    arrays: PyTree = None
-    placements: PyTree = None
-    name: Hashable = None
+    arrays: PyTree = None  # on the devices of the step
+    placements: PyTree = None  # of the arrays
+    name: Hashable = None  # of structure and placements, by which compiled programs differ
 
 
 def frozen_for(nodes: Nodes) -> Callable[[PyTree, SingleDeviceSharding], Frozen]:
-    """Make a function that puts frozen parameters on the devices. It puts the same JAX arrays only
-    once."""
+    """Make a function that puts frozen parameters on the devices, the same JAX arrays only once."""
     last: list[Any] = [jax.tree.structure(None), [], Frozen()]  # structure, leaves, result
 
     def put(frozen: PyTree, device: SingleDeviceSharding) -> Frozen:
@@ -40,21 +33,18 @@ def frozen_for(nodes: Nodes) -> Callable[[PyTree, SingleDeviceSharding], Frozen]
         # NumPy's may change
         if not known or not all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
             check_arrays(frozen, or_numbers=True)
-            for name, x in leaves_by_path(frozen).items():
+            for path, x in leaves_by_path(frozen).items():
                 if isinstance(x, jax.Array) and x.is_deleted():
                     raise ValueError(
-                        f"the leaf {name!r} of frozen was donated to an earlier step: give a "
+                        f"the leaf {path!r} of frozen was donated to an earlier step: give a "
                         "copy, e.g. frozen = jax.tree.map(jnp.copy, state.params)"
                     )
             if nodes.mesh is not None:
                 check_divided(frozen, nodes)
             placements = placements_of(frozen)
             placed = put_arrays(frozen, nodes, device, placements)
-            last[:] = (
-                structure,
-                leaves,
-                Frozen(placed, placements, (structure, tuple(jax.tree.leaves(placements)))),
-            )
+            name = structure, tuple(jax.tree.leaves(placements))
+            last[:] = structure, leaves, Frozen(placed, placements, name)
         return last[2]
 
     return put

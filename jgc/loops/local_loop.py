@@ -1,5 +1,4 @@
-"""The loop of training with local steps: its state, its metrics, and `init` and `step` with their
-compiled programs."""
+"""The loop of training with local steps: state, metrics, `init` and `step`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,25 +22,21 @@ from jgc.types import Array, Info, Key, Phase, PyTree, State
 
 
 class LocalState(NamedTuple):
-    """The state that a loop carries from step to step. `step` donates its arrays: use the returned
-    state alone.
+    """The state that a loop carries from step to step. `step` donates it: use the returned one.
 
     Attributes:
       step: inner steps so far, on the host.
       phases: the compressor's phase of each fragment's last exchange, on the host.
-      params: the parameters that all nodes share, as the last outer steps left them: what to
-        evaluate and to keep.
+      params: the shared parameters after the last outer steps: evaluate and keep these.
       outer: the outer optimiser's states, one for each fragment, equal on all nodes.
       waiting: with an overlap, the aggregates that wait to be applied.
-      compressor: the compressor's states, one for each fragment; local leaves have a leading axis
-        [K].
-      own: each node's own parameters, leaves [K, ...].
-      inner: each node's own state of the inner optimiser, leaves [K, ...].
-      largest_norm: f32[K], the largest norm of a gradient that each node has used, fading by a
-        tenth in each step; 0 before the first; see `step`.
-      key: the random key of all exchanges; that after step s uses `fold_in(key, s)`.
-      model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got
-        none.
+      compressor: the compressor's states, one for each fragment; local leaves are [K, ...].
+      own: each node's parameters, leaves [K, ...].
+      inner: each node's state of the inner optimiser, leaves [K, ...].
+      largest_norm: f32[K], the largest gradient norm that each node has used, fading by a tenth in
+        each step; 0 before the first.
+      key: the random key of all exchanges; the exchange after step s uses `fold_in(key, s)`.
+      model_state: of each node, such as batch statistics, leaves [K, ...]; () without one.
     """
 
     step: int
@@ -58,23 +53,19 @@ class LocalState(NamedTuple):
 
 
 class LocalMetrics(NamedTuple):
-    """What a step reports, on the devices: reading a value waits for the step. Between exchanges
-    nothing is averaged.
+    """A step's metrics on the devices, not averaged: reading a value waits for the step.
 
     Attributes:
-      loss: f32[K], each node's own, before its update.
-      finite: bool[K], whether a node could use its gradient; where it could not, the node left out
-        this step, and its model state stayed as it was. A gradient cannot be used if it is not
-        finite, has a norm of 1e15 and more, or is a million times as large as the largest that the
-        node has used lately.
-      exchanged: the fragment that was exchanged after the step; None if none was.
-      info: its `Info`, leaves [K]; None without an exchange. If `info.finite` is false, the
-        exchange changed nothing.
+      loss: f32[K], of each node, before its update.
+      finite: bool[K], whether a node used its gradient. If not, it left out this step: the gradient
+        was not finite, had a norm of 1e15 or more, or was a million times as large as the largest
+        that the node has used lately.
+      exchanged: the fragment that was exchanged after the step; None without an exchange.
+      info: its `Info`, leaves [K]. If `info.finite` is false, the exchange changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
       grad_norm: f32[K], the norm of each node's gradient, NaN or infinite where the gradient is.
-      reset: bool[K], the nodes that began anew from the shared parameters, with a fresh state of
-        the inner optimiser, after a refused exchange: their difference from the shared parameters
-        was not finite, or had a norm of 1e15 and more. None without an exchange.
+      reset: bool[K], the nodes that restarted from the shared parameters, with a fresh inner state,
+        because their difference was not finite or had a norm of 1e15 or more.
     """
 
     loss: Array
@@ -92,9 +83,8 @@ Init = Callable[..., LocalState]
 class LocalStep:
     """The function `step` of `jgc.local_steps`, and its two halves, `inner` and `exchange`.
 
-    `step(state, batch)` is `step.exchange(*step.inner(state, batch))`. Call the halves to do
-    something between them: to time or record an exchange, or to compare it with the true mean
-    (`diagnose`).
+    `step(state, batch)` is `step.exchange(*step.inner(state, batch))`. Call the halves to time or
+    record an exchange, or to compare it with the true mean (`diagnose`).
     """
 
     def __init__(self, parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None):
@@ -139,8 +129,7 @@ class LocalStep:
         return self._exchange(state, metrics, self._checked(state))
 
     def upcoming(self, state: LocalState) -> tuple[Phase, State]:
-        """The phase of the exchange due after `state.step` steps, and its compressor's state
-        then."""
+        """The phase of the exchange due after `state.step` steps, and its compressor's state."""
         return self._enter(state, self._due(state))
 
     def lower(self, state: LocalState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
@@ -166,9 +155,9 @@ class LocalStep:
         return self._loop.programs[name](arrays.params, arrays.own)
 
     def diagnose(self, state: LocalState) -> dict[str, Array]:
-        """Compare the aggregate of the exchange due after `state.step` steps with the true mean.
+        """Compare the aggregate of the exchange that is due with the true mean; `jgc.diagnose`.
 
-        See `jgc.diagnose`. Sends whole pseudo-gradients, in a program apart from the exchange's.
+        Sends whole pseudo-gradients, in a separate program.
         """
         parts, fragment = self._parts, self._due(state)
         grads = take(self.pseudo_gradients(state), parts.leaves(state.params)[fragment])
@@ -193,11 +182,9 @@ class LocalStep:
     def _checked(self, state: LocalState, batch: PyTree = None) -> Arrays:
         """The arrays of a state, after the checks."""
         check_loop(state, LocalState, batch, self._parts.nodes)
-        if len(state.phases) != self._parts.fragments:
-            raise ValueError(
-                f"these steps have {self._parts.fragments} fragments, "
-                f"and the state {len(state.phases)}"
-            )
+        if (count := len(state.phases)) != self._parts.fragments:
+            have = self._parts.fragments
+            raise ValueError(f"these steps have {have} fragments, the state {count}")
         return Arrays(*state[2:-2])
 
     def _inner(
@@ -222,9 +209,8 @@ class LocalStep:
         batch, fixed = loop.place_batch(batch, put), loop.put_frozen(frozen, device)
         name = "inner", structure, fixed.name
         if name not in loop.programs:
-            loop.programs[name] = inner_program(
-                parts, arrays, model_state, fixed.placements, *self._loss
-            )
+            made = inner_program(parts, arrays, model_state, fixed.placements, *self._loss)
+            loop.programs[name] = made
         args = arrays.own, arrays.inner, model_state, batch, arrays.largest_norm, fixed.arrays
         return loop.programs[name], args, arrays, key
 

@@ -26,27 +26,16 @@ def inner_program(
     has_aux: bool,
     unroll: bool | None,
 ) -> Callable[..., tuple[tuple, tuple]]:  # fmt: skip
-    """A step of every node,
-    `(own, inner, model_state, batch, largest_norm, frozen) -> (new, of_step)`.
+    """`(own, inner, model_state, batch, largest_norm, frozen) -> (new, of_step)`, a step.
 
-    `new` is `(own, inner, model_state, largest_norm)`, `of_step` is `(loss, finite, aux, norms)`.
-    Compiled at the first call; donates what `new` replaces.
-
-    Args:
-      parts: the settings.
-      arrays: of the state, as all steps get them.
-      model_state: leaves [K, ...].
-      frozen: placements of the parameters that are not trained; None if there are none.
-      loss: as in `jgc.LocalSteps.make_step`, with its options.
-      has_aux: one of these.
-      unroll: one of these.
+    `new` is `(own, inner, model_state, largest_norm)`, which it donates, `of_step` is
+    `(loss, finite, aux, norms)`. `frozen` are placements; None without frozen parameters.
     """
     placements, has_frozen = parts.placements(arrays), frozen is not None
+    loss = in_one_form(loss, has_aux, bool(jax.tree.leaves(model_state)), has_frozen)
     gradients = node_grads(
-        in_one_form(loss, has_aux, bool(jax.tree.leaves(model_state)), has_frozen), parts.nodes,
-        has_aux=True,
-        unroll=unroll, local=True, placements=placements.own, frozen=frozen,
-    )  # fmt: skip
+        loss, parts.nodes, True, unroll, local=True, placements=placements.own, frozen=frozen
+    )
     inner_step = make_inner(parts, placements)
 
     def inner_update(own, inner, model_state, batch, largest_norm, fixed):
@@ -54,11 +43,11 @@ def inner_program(
         (losses, (after, aux)), grads = gradients(*args)  # all with an axis [K]
         own, inner, finite, norms = inner_step(own, inner, grads, losses, limits_of(largest_norm))
         largest_norm = largest_after(largest_norm, norms, finite)
-        model_state = jax.tree.map(
-            lambda a, b: jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b),
-            after,
-            model_state,
-        )
+
+        def chosen(a, b):
+            return jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+        model_state = jax.tree.map(chosen, after, model_state)
         return (own, inner, model_state, largest_norm), (losses, finite, aux, norms)
 
     shardings = shardings_of((arrays.own, arrays.inner, model_state, arrays.largest_norm))
@@ -68,25 +57,21 @@ def inner_program(
 def exchange_program(
     parts: Parts, arrays: Arrays, fragment: int, phase: Hashable
 ) -> Callable[..., Any]:
-    """A fragment's exchange, `(arrays, key, step) -> (arrays, info, reset)`. Compiled at the first
-    call."""
+    """A fragment's exchange, `(arrays, key, step) -> (arrays, info, reset)`."""
     leaves = parts.leaves(arrays.params)[fragment]
     exchange = make_exchange(parts, parts.placements(arrays), leaves, fragment, phase)
 
     def exchange_update(arrays, key, step):
         return exchange(jax.random.fold_in(key, step), arrays)
 
-    return jax.jit(
-        exchange_update, donate_argnums=0, out_shardings=(shardings_of(arrays), None, None)
-    )
+    shardings = shardings_of(arrays), None, None
+    return jax.jit(exchange_update, donate_argnums=0, out_shardings=shardings)
 
 
 def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arrays], Arrays]:
-    """A fragment's outer step with the aggregate that waits, `arrays -> arrays`. Compiled at the
-    first call."""
-    apply = make_apply(
-        parts, parts.placements(arrays), parts.leaves(arrays.params)[fragment], fragment
-    )
+    """A fragment's outer step with the aggregate that waits, `arrays -> arrays`."""
+    leaves = parts.leaves(arrays.params)[fragment]
+    apply = make_apply(parts, parts.placements(arrays), leaves, fragment)
 
     def outer_update(arrays):
         return apply(arrays, arrays.waiting[fragment])
@@ -94,38 +79,28 @@ def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arra
     return jax.jit(outer_update, donate_argnums=0, out_shardings=shardings_of(arrays))
 
 
-# --- as functions of whole arrays -----------------------------------------------------------------
-
-
 def make_inner(
     parts: Parts, placements: Arrays
 ) -> Callable[..., tuple[PyTree, PyTree, Array, Array]]:
-    """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`: each
-    node's step.
+    """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`, a step.
 
-    All arguments are [K, ...]. A node whose gradient is not finite, or has a norm of `limit` and
-    more, leaves its parameters and its inner state as they are. `limit`, f32[K] or a number, is by
-    default `LARGEST_NORM`.
+    All arguments are [K, ...]. A node whose gradient is not finite or has a norm of at least
+    `limit`, f32[K] or a number, does not change its parameters and inner state.
     """
     import optax  # here: `import jgc` must not wait for it
 
     def one(own, inner, grads, loss, usable):
-        updates, after = updated(
-            parts.inner, grads, inner, own, "the inner optimiser", value=loss, grad=grads
-        )
+        extras, name = {"value": loss, "grad": grads}, "the inner optimiser"
+        updates, after = updated(parts.inner, grads, inner, own, name, **extras)
         new = optax.apply_updates(own, updates), after
         return jax.tree.map(lambda a, b: jnp.where(usable, a, b), new, (own, inner))
 
     own, inner = placements.own, placements.inner
-    on_all = on_nodes(
-        one, parts.nodes, (own, inner, own, LOCAL, LOCAL), (own, inner),
-        partitioned=any_divided(own),
-        communicates=False,
-    )  # fmt: skip
+    ins, partitioned = (own, inner, own, LOCAL, LOCAL), any_divided(own)
+    on_all = on_nodes(one, parts.nodes, ins, (own, inner), False, partitioned, communicates=False)
 
     def inner_step(own, inner, grads, loss, limit=LARGEST_NORM):
-        # of whole gradients, where the devices of a node divide them, too
-        norms = norms_of_nodes(grads)
+        norms = norms_of_nodes(grads)  # of whole gradients, also where devices divide them
         usable = norms < limit  # false for NaN
         return *on_all(own, inner, grads, loss, usable), usable, norms
 
@@ -135,26 +110,23 @@ def make_inner(
 def make_exchange(
     parts: Parts, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable
 ) -> Callable[[Key, Arrays], tuple[Arrays, Info, Array]]:
-    """`(key, arrays) -> (arrays, info [K], reset bool[K])`: aggregate a fragment, and without
-    overlap apply it.
+    """`(key, arrays) -> (arrays, info [K], reset bool[K])`: aggregate, without overlap apply it.
 
-    If a node's pseudo-gradient is not finite or has a norm of 1e15 and more, nothing changes,
-    except that this node begins anew (`make_reset`).
+    If a node's pseudo-gradient is not finite or has a norm of 1e15 or more, nothing changes, except
+    that this node restarts (`make_reset`).
     """
     method = parts.method()
 
     def one(key, shared, own, state):
-        mean, state, info = method.aggregate(
-            phase, key, difference(shared, own), state, parts.nodes
-        )
+        grads = difference(shared, own)
+        mean, state, info = method.aggregate(phase, key, grads, state, parts.nodes)
         info = info_of_node(info, parts.nodes)
         return Waiting(mean, info.finite), state, info
 
     shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
     state = placements.compressor[fragment]
-    aggregate = on_nodes(
-        one, parts.nodes, (SHARED, shared, own, state), (Waiting(shared, SHARED), state, LOCAL)
-    )
+    outs = Waiting(shared, SHARED), state, LOCAL
+    aggregate = on_nodes(one, parts.nodes, (SHARED, shared, own, state), outs)
     apply = make_apply(parts, placements, leaves, fragment)
     reset_nodes = make_reset(parts, placements, leaves)
 
@@ -164,13 +136,9 @@ def make_exchange(
         states = replaced(arrays.compressor, fragment, after)
         own, inner, reset = reset_nodes(arrays.params, arrays.own, arrays.inner, info.finite)
         arrays = arrays._replace(compressor=states, own=own, inner=inner)
-        if parts.overlap:
-            return (
-                arrays._replace(waiting=replaced(arrays.waiting, fragment, result)),
-                info,
-                reset,
-            )
-        return apply(arrays, result), info, reset
+        if not parts.overlap:
+            return apply(arrays, result), info, reset
+        return arrays._replace(waiting=replaced(arrays.waiting, fragment, result)), info, reset
 
     return exchange
 
@@ -178,18 +146,15 @@ def make_exchange(
 def make_reset(
     parts: Parts, placements: Arrays, leaves: tuple[int, ...]
 ) -> Callable[..., tuple[PyTree, PyTree, Array]]:
-    """`(params, own, inner, finite bool[K]) -> (own, inner, reset bool[K])`, after a fragment's
-    exchange.
+    """`(params, own, inner, finite bool[K]) -> (own, inner, reset bool[K])`, after an exchange.
 
-    If it was refused (`finite` false), a node whose difference could not be used goes on from
-    all shared parameters with a fresh inner state. Otherwise that node would make later
-    exchanges fail, too.
+    If it was refused (`finite` false), a node whose difference could not be used restarts from all
+    shared parameters with a fresh inner state. Otherwise it would make later exchanges fail, too.
     """
 
     def one(theta, own, inner, finite):
-        reset = ~finite & unusable(
-            jax.tree.leaves(difference(take(theta, leaves), take(own, leaves)))
-        )
+        moved = difference(take(theta, leaves), take(own, leaves))
+        reset = ~finite & unusable(jax.tree.leaves(moved))
         new = theta, fresh(parts.inner, theta, inner)
         return *jax.tree.map(lambda a, b: jnp.where(reset, a, b), new, (own, inner)), reset
 
@@ -201,8 +166,7 @@ def make_reset(
 def make_apply(
     parts: Parts, placements: Arrays, leaves: tuple[int, ...], fragment: int
 ) -> Callable[[Arrays, Waiting], Arrays]:
-    """`(arrays, aggregate) -> arrays`: a fragment's outer step, and its result in every node's
-    own parameters."""
+    """`(arrays, aggregate) -> arrays`: a fragment's outer step, also in every node's parameters."""
     import optax
 
     def settle(theta, own, finite):
@@ -220,13 +184,11 @@ def make_apply(
         updates, state = updated(parts.outer, result.mean, old[1], old[0], "the outer optimiser")
         new = optax.apply_updates(old[0], updates), state
         theta, state = jax.tree.map(lambda a, b: jnp.where(result.finite, a, b), new, old)
+        own = on_all(theta, take(arrays.own, leaves), result.finite)
         return arrays._replace(
-            params=put_back(arrays.params, theta, leaves),
+            params=put_back(arrays.params, theta, leaves), own=put_back(arrays.own, own, leaves),
             outer=replaced(arrays.outer, fragment, state),
-            own=put_back(
-                arrays.own, on_all(theta, take(arrays.own, leaves), result.finite), leaves
-            ),
-        )
+        )  # fmt: skip
 
     return apply
 

@@ -1,5 +1,4 @@
-"""Local steps: every node takes H steps of its own, then the nodes exchange how far they have come,
-compressed.
+"""Local steps: every node takes H steps by itself, then the nodes exchange their progress.
 
     local = jgc.local_steps(
         inner=optax.adamw(1e-3), outer=optax.sgd(0.7, momentum=0.9, nesterov=True),
@@ -14,14 +13,13 @@ With `dense` this is DiLoCo, with fragments Streaming DiLoCo. `jgc.loops.outer` 
 
 References:
   Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models",
-  Algorithm 1. Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", Algorithm
-  2.
+  Algorithm 1; 2025, "Streaming DiLoCo with overlapping communication", Algorithm 2.
 
 Differs from the papers
   1. Fragments are ranges of the parameters' arrays in tree order, of about equal size; the paper's
-    are whole blocks.
-  2. With an overlap, the result replaces a node's own parameters (`merge=0`), unless `merge` says
-     otherwise. The paper averages the two (`merge=0.5`).
+     are whole blocks.
+  2. With an overlap, the result replaces a node's parameters by default (`merge=0`). The paper
+     averages the two (`merge=0.5`).
 """
 
 from collections.abc import Callable
@@ -43,19 +41,17 @@ class LocalSteps(NamedTuple):
     """Training with local steps; `local_steps` makes it.
 
     Attributes:
-      parts: the settings, and the pure functions of whole arrays, for a loop of your own.
+      parts: the settings, and the pure functions of whole arrays, for a custom loop.
     """
 
     parts: Parts
 
     def due(self, done: int) -> Due:
-        """The fragment that is exchanged after `done` steps, and the one whose outer step comes
-        then; or None."""
+        """The fragments whose exchange and outer step come after `done` steps; or None."""
         return self.parts.due(done)
 
     def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
-        """The bytes of H steps by the compressor's phase; see `jgc.StepBytes`. `uncompressed` is
-        that of H gradients.
+        """The bytes of H steps by phase, see `jgc.StepBytes`; `uncompressed`: of H gradients.
 
         Example:
           >>> import jax, jgc, optax
@@ -72,44 +68,31 @@ class LocalSteps(NamedTuple):
     ) -> tuple[Init, LocalStep]:
         """Make the two functions of a training loop: `init` and `step`.
 
-        `init(key, params)` copies the parameters to the devices, for all nodes and for each.
-        `init(key, params, model_state)` does so for a model with a state that is no parameter
-        (batch statistics): every node keeps its model state, which is never exchanged. Its random
-        keys differ between nodes, as in `jgc.make_step`. `step(state, batch)` takes one inner step
-        on every node, which sends nothing; then come the exchange and the outer step that are due.
-        It compiles one program for the inner step and one for each fragment and phase, and donates
-        the state. `step(state, batch, frozen)` gives the loss parameters that are not trained as
-        its last argument; see `jgc.make_step`.
+        Model state and `frozen` are as in `jgc.make_step`; a node's model state is never exchanged.
+        `step(state, batch)` takes one inner step on every node, which sends nothing; then come the
+        exchange and the outer step that are due. It compiles a program for the inner step and one
+        for each fragment and phase, and donates the state.
 
-        A node leaves out a step whose gradient is not finite, or has a norm of 1e15 and more, as in
-        `jgc.make_step`; and one a million times as large as the largest gradient that it has used
-        (`jgc.loops.spikes` says why). If a node's difference from the shared parameters is not
-        finite or has a norm of 1e15 and more, the exchange changes nothing on the others, and this
-        node begins anew from the shared parameters.
+        A node leaves out a step whose gradient is not finite, has a norm of 1e15 or more, or is a
+        million times as large as the largest gradient that it has used lately (see
+        `jgc.loops.spikes`). If a node's difference from the shared parameters is not finite or has
+        a norm of 1e15 or more, the exchange changes nothing on the others, and this node restarts
+        from the shared parameters.
 
         Args:
-          loss: as in `jgc.make_step`: `(params, batch) -> scalar`, the mean loss over a node's own
-            examples; with `has_aux` `-> (scalar, aux)`. With a model state
-            `(params, batch, model_state) -> (scalar, model_state)`, with `has_aux`, too,
-            `-> (scalar, (model_state, aux))`.
+          loss: as in `jgc.make_step`.
           has_aux: as in `jax.value_and_grad`.
           unroll: see `jgc.node_grads`.
 
         Returns:
           `init(key, params, model_state=()) -> LocalState` and
-          `step(state, batch, frozen=None) -> (LocalState, LocalMetrics)`. The leaves of `batch`
-          have leading axes [K, b]: b examples for each of the K nodes. With several processes,
-          `key`, `params`, `batch` and `frozen` are equal in all of them, or global arrays
-          (`jgc.place_parts`). `step` also has its two halves, `inner` and `exchange`, and
-          `diagnose`; see `jgc.loops.local_loop.LocalStep`.
+          `step(state, batch, frozen=None) -> (LocalState, LocalMetrics)`, as in `jgc.make_step`.
+          `step` also has its two halves, `inner` and `exchange`, and `diagnose`; see
+          `jgc.loops.local_loop.LocalStep`.
 
         Raises:
-          TypeError: something else in place of the loss; in `init`, of a random key, a leaf of the
-            parameters that is not an array of floats, or one of the model state that is not an
-            array; in `step`, a loss that returns another model state than it got.
-          ValueError: in `init`, more fragments than arrays, no arrays, an optimiser that holds
-            `as_optax`, or a pattern of layers without a match; in `step`, a leaf of the batch whose
-            first axis is not K, or an averaged loss.
+          TypeError, ValueError: as in `jgc.make_step`; ValueError also for more fragments than
+            arrays, or a pattern of layers without a match.
         """
         check_loss(loss)
         step = LocalStep(self.parts, loss, has_aux, unroll)
@@ -117,44 +100,37 @@ class LocalSteps(NamedTuple):
 
 
 def local_steps(
-    inner: "optax.GradientTransformation",
-    outer: "optax.GradientTransformation",
-    compressor: Compressor,
-    every: int,
-    nodes: Nodes,
-    fragments: int = 1,
-    overlap: int = 0,
+    inner: "optax.GradientTransformation", outer: "optax.GradientTransformation",
+    compressor: Compressor, every: int, nodes: Nodes, fragments: int = 1, overlap: int = 0,
     merge: float = 0.0,
-) -> LocalSteps:
+) -> LocalSteps:  # fmt: skip
     """Train with H local steps on every node between two exchanges.
 
     After H inner steps the compressor aggregates the nodes' pseudo-gradients, theta - theta_k: the
-    parameters that all share minus the node's own. The outer optimiser takes a step with the
-    aggregate as its gradient, and every node goes on from the result. Parameters and inner state
-    are each node's own; outer state and aggregate are equal on all. The compressor's memory and
-    phases count exchanges, not steps.
+    shared parameters minus the node's. The outer optimiser takes a step with the aggregate as its
+    gradient, and every node goes on from the result. Each node has its parameters and inner state;
+    outer state and aggregate are equal on all. The compressor's memory and phases count exchanges,
+    not steps.
 
     Args:
-      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has a state of it. It also
-        gets `value`, the node's loss, and `grad`, if it takes them (`optax.contrib.momo`); the
-        outer optimiser does not.
+      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has a state of it. If it
+        takes `value` and `grad` (`optax.contrib.momo`), it gets the node's loss and gradient.
       outer: any optax optimiser, e.g. `optax.sgd(0.7, momentum=0.9, nesterov=True)`;
         `optax.sgd(1.0)` takes the mean of the nodes' parameters.
       compressor: any of `jgc.compress` that leaves the momentum to the optimiser.
       every: H, inner steps between two exchanges of a parameter, at least 1.
       nodes: the layout; parameters may be divided among the devices of a node.
       fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H,
-        and at most the arrays of the parameters.
+        and at most the number of arrays.
       overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in
-        which it can travel. Of what a node moved in these steps it keeps the share `merge`; with
-        `merge=0` nothing.
-      merge: share of its own parameters that a node keeps when it takes over the shared ones, in
-        [0, 1). Only for compressors without a residual: what was not sent would be kept twice.
+        which it can travel.
+      merge: fraction of the node's progress during the overlap that it keeps, in [0, 1); 0 discards
+        it. Only for compressors without a residual, which would send that part twice.
 
     Raises:
-      TypeError: something else in place of an optimiser, a compressor or a whole number.
-      ValueError: `every` below 1, `fragments`, `overlap` or `merge` out of range, `merge` above 0
-        with a compressor that keeps a residual, a compressor that owns the momentum.
+      TypeError: an argument of the wrong type.
+      ValueError: a number out of range, `merge` above 0 with a compressor that keeps a residual, or
+        a compressor that owns the momentum.
 
     Example:
       >>> import jax, jax.numpy as jnp, jgc, optax
@@ -185,22 +161,16 @@ def local_steps(
     if every < 1:
         raise ValueError(f"every must be at least 1 step, got {every}")
     if not 1 <= fragments <= every:
-        raise ValueError(
-            f"fragments must be from 1 to every = {every}, one exchange after a step, got "
-            f"{fragments}"
-        )
+        raise ValueError(f"fragments must be from 1 to every = {every}, got {fragments}")
     if not 0 <= overlap < every:
         raise ValueError(f"overlap must be from 0 to every - 1 = {every - 1} steps, got {overlap}")
     if not 0 <= merge < 1:
-        raise ValueError(
-            f"merge must be in [0, 1) (0: every node takes over the shared parameters), got {merge}"
-        )
+        raise ValueError(f"merge must be in [0, 1), got {merge}")
     if merge and compressor.method is not None and any_residual(compressor.method):
         raise ValueError(
-            f"merge={merge:g} keeps in a node's own parameters what the method keeps in its "
-            "residual, too, so it would be sent twice: give merge=0, or a method without error "
+            f"merge={merge:g} keeps in a node's parameters a part that the method's residual "
+            "keeps, too, so it would be sent twice: give merge=0, or a method without error "
             "feedback (dense, qsgd)"
         )
-    return LocalSteps(
-        Parts(inner, outer, compressor, every, nodes, fragments, overlap, float(merge))
-    )
+    how = Parts(inner, outer, compressor, every, nodes, fragments, overlap, float(merge))
+    return LocalSteps(how)

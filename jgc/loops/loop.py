@@ -1,5 +1,4 @@
-"""What the loops of `make_step` and `local_steps` share: checks and placement of a step's
-arguments."""
+"""Checks and placement of a step's arguments, for `make_step` and `local_steps`."""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -19,12 +18,9 @@ from jgc.types import Array, Key, Nodes, PyTree
 
 
 class Loop:
-    """The memory of a loop on the host: its compiled programs, and the states that it has checked.
+    """The host's memory of a loop: its compiled programs, and the states that it has checked.
 
-    Args:
-      nodes: the layout.
-      check_state: raises ValueError if a state of the right type does not fit the loop.
-      steps: a name for skipped steps, for the warning.
+    `check_state` raises ValueError for a state that does not fit; `steps` names skipped steps.
     """
 
     def __init__(self, nodes: Nodes, check_state: Callable[[Any], None], steps: str = "steps"):
@@ -59,15 +55,14 @@ class Loop:
             self._fitting.add(structure)
 
     def place_batch(self, batch: PyTree, put: Callable[..., PyTree]) -> PyTree:
-        """The batch on the devices. Raise TypeError or ValueError, naming the leaf, if it has no
-        axis [K]."""
+        """The batch on the devices. TypeError or ValueError, with the leaf, without an axis [K]."""
         check_arrays(batch, or_numbers=True)
         check_node_axes(BATCH, batch, self.nodes, "the batch")
         return put(batch, placements=BATCH)
 
 
 def shape_of(x: Any) -> Any:
-    """What a program is compiled for. Arrays that JAX may move have no sharding."""
+    """The shape that a program is compiled for. Arrays that JAX may move have no sharding."""
     if not isinstance(x, Array):
         return x
     weak, sharding = getattr(x, "weak_type", False), x.sharding if x.committed else None
@@ -75,6 +70,5 @@ def shape_of(x: Any) -> Any:
 
 
 def shardings_of(arrays: PyTree) -> PyTree:
-    """Where a program leaves its outputs: left to XLA, the second step would be a different
-    program."""
+    """Shardings of a program's outputs: if XLA chose them, the second step would recompile."""
     return jax.tree.map(lambda x: x.sharding, arrays)

@@ -1,4 +1,4 @@
-"""A user's loss in the one form that the steps take."""
+"""A user's loss in the form that the steps take."""
 
 import inspect
 from collections.abc import Callable
@@ -10,22 +10,11 @@ from jgc.checks.misuse import check_arrays, check_model_state, check_pair, check
 def in_one_form(
     loss: Callable[..., Any], has_aux: bool, has_state: bool, has_frozen: bool = False
 ) -> Callable[..., Any]:
-    """`(params, batch, model_state) -> (scalar, (model_state, aux))`, the model state with the
-    leaves it had.
+    """`(params, batch, model_state) -> (scalar, (model_state, aux))`, whatever a loss takes.
 
-    Args:
-      loss: `(params, batch) -> scalar`; with `has_aux` `-> (scalar, aux)`. With `has_state`
-        `(params, batch, model_state) -> (scalar, model_state)`; with both
-        `-> (scalar, (model_state, aux))`. With `has_frozen` one more argument at the end, of the
-        result, too.
-      has_aux: whether the loss returns more than a scalar; else `aux` is None.
-      has_state: whether the model has a state that is no parameter; else `model_state` stays what
-        it is, ().
-      has_frozen: whether the step got parameters that are not trained.
-
-    Raises:
-      TypeError: when called, of a loss that returns something else than this, or another model
-        state than it got.
+    `loss` is as in `jgc.make_step`, with `has_frozen` it has one more argument at the end, as has
+    the result. Without `has_state` the model state does not change, without `has_aux` aux is None.
+    When called, raises TypeError for a loss of a different form.
 
     Example:
       >>> in_one_form(lambda w, x: w * x, has_aux=False, has_state=False)(2.0, 3.0, ())
@@ -33,20 +22,18 @@ def in_one_form(
     """
 
     def without_state(params, batch, state, *frozen):
-        out = _called(loss, has_state, has_frozen, params, batch, *frozen)
-        value, aux = (
-            check_pair(out, "(scalar, aux), with has_aux=True")
-            if has_aux
-            else (check_scalar(out), None)
-        )
+        out, aux = _called(loss, has_state, has_frozen, params, batch, *frozen), None
+        if has_aux:
+            value, aux = check_pair(out, "(scalar, aux), with has_aux=True")
+        else:
+            value = check_scalar(out)
         check_arrays(aux, or_numbers=True)
         return value, (state, aux)
 
     def with_state(params, batch, state, *frozen):
         form = "(scalar, (new model state, aux))" if has_aux else "(scalar, new model state)"
-        value, out = check_pair(
-            _called(loss, has_state, has_frozen, params, batch, state, *frozen), form
-        )
+        out = _called(loss, has_state, has_frozen, params, batch, state, *frozen)
+        value, out = check_pair(out, form)
         new, aux = check_pair(out, form) if has_aux else (out, None)
         check_arrays(aux, or_numbers=True)
         return value, (check_model_state(state, new), aux)
@@ -61,26 +48,17 @@ def _called(loss: Callable[..., Any], has_state: bool, has_frozen: bool, *args: 
     except ValueError:  # a built-in one, which does not say what it takes
         pass
     except TypeError as error:
-        names = [
-            "params",
-            "batch",
-            *(["model_state"] if has_state else []),
-            *(["frozen"] if has_frozen else []),
-        ]
-        why = ["because init got a model state"] if has_state else []
-        why += ["because step got frozen"] if has_frozen else []
+        names, why, wants = ["params", "batch"], [], []
+        for given, name, reason, cure in (
+            (has_state, "model_state", "because init got a model state",
+             "a loss with a model state wants one in init, init(key, params, model_state)"),
+            (has_frozen, "frozen", "because step got frozen",
+             "one with parameters that are not trained in step, step(state, batch, frozen)"),
+        ):  # fmt: skip
+            names += [name] if given else []
+            why += [reason] if given else []
+            wants += [] if given else [cure]
         call = ", ".join([f"({', '.join(names)})", *why])
-        wants = (
-            []
-            if has_state
-            else ["a loss with a model state wants one in init, init(key, params, model_state)"]
-        )
-        wants += (
-            []
-            if has_frozen
-            else ["one with parameters that are not trained in step, step(state, batch, frozen)"]
-        )
-        raise TypeError(
-            "; ".join([f"the loss is called with {call}, and does not fit: {error}", *wants])
-        ) from None
+        line = f"the loss is called with {call}, and does not fit: {error}"
+        raise TypeError("; ".join([line, *wants])) from None
     return loss(*args)

@@ -1,7 +1,6 @@
-"""Detect the shared parameters of one run next to the nodes' parameters of a different run, which
-would diverge."""
+"""Detect shared parameters of one run next to nodes' parameters of a different run."""
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +20,7 @@ def note(made: Made, arrays: Arrays) -> None:
 
 
 def check_replaced(returned: Made, arrays: Arrays) -> None:
-    """Raise ValueError if `params` were replaced next to an `own` that the last step returned.
-
-    Args:
-      returned: the arrays that `note_returned` recorded.
-      arrays: as the caller gave them.
-    """
+    """Raise ValueError if `params` were replaced next to an `own` that the last step returned."""
     if any(returned.get(id(x)) is not x for x in first_leaf(arrays.own)):
         return
     if any(returned.get(id(x)) is not x for x in jax.tree.leaves(arrays.params)):
@@ -39,10 +33,8 @@ def check_replaced(returned: Made, arrays: Arrays) -> None:
 
 def note_returned(returned: Made, arrays: Arrays) -> None:
     """Record the parameters that a step returns, and the first array of the nodes' parameters."""
-    returned.update(
-        {id(x): x for x in jax.tree.leaves(arrays.params) if returned.get(id(x)) is not x}
-    )
-    returned.update({id(x): x for x in first_leaf(arrays.own)})
+    new = [x for x in jax.tree.leaves(arrays.params) if returned.get(id(x)) is not x]
+    returned.update({id(x): x for x in (*new, *first_leaf(arrays.own))})
 
 
 def check_own(
@@ -58,14 +50,6 @@ def check_own(
     two trained states, of which `check_replaced` finds those next to an `own` that the same step
     function returned. It also misses a copy of `own` in the middle of a round, and one for an inner
     optimiser without state.
-
-    Args:
-      made: the arrays that `note` recorded.
-      before: the arrays as the caller gave them.
-      arrays: the same on the devices of the nodes.
-      parts: the settings.
-      step: inner steps so far.
-      first: whether this is the first call of the step function.
     """
     never = all(made.get(id(x)) is x for x in first_leaf(before.own)) or (first and step == 0)
     applied = parts.due(step).apply if first and not parts.merge else None
@@ -73,15 +57,12 @@ def check_own(
         return
     if all(made.get(id(x)) is x for x in jax.tree.leaves(before.params)):
         return  # the state of `init`, in nearly every first call
-    leaves = (
-        parts.leaves(arrays.params)[applied or 0]
-        if not never
-        else range(len(jax.tree.leaves(arrays.params)))
-    )
-    jax.block_until_ready(arrays)  # on CPU, collectives of two programs at once can wait forever
-    if _apart(take(arrays.params, leaves), take(arrays.own, leaves)) and (
-        never or _is_first(parts, arrays)
-    ):
+    leaves: Sequence[int] = range(len(jax.tree.leaves(arrays.params)))
+    if not never:
+        leaves = parts.leaves(arrays.params)[applied or 0]
+    jax.block_until_ready(arrays)  # on CPU, concurrent collectives can wait forever
+    apart = _apart(take(arrays.params, leaves), take(arrays.own, leaves))
+    if apart and (never or _is_first(parts, arrays)):
         raise ValueError(
             "the parameters of this state belong to two runs: `own` never took a step, and "
             "`params` differ from it, so the next exchange would count the difference as "
@@ -93,15 +74,13 @@ def check_own(
 
 @jax.jit
 def _apart(params: PyTree, own: PyTree) -> Array:
-    """Whether all nodes have the same parameters, and these differ from the shared ones. False if
-    nodes have NaN."""
+    """Whether all nodes have the same parameters, which differ from the shared; False for NaN."""
     pairs = list(zip(jax.tree.leaves(params), jax.tree.leaves(own), strict=True))
     return _all([x == x[:1] for _, x in pairs]) & ~_all([x[0] == shared for shared, x in pairs])
 
 
 def _is_first(parts: Parts, arrays: Arrays) -> bool:
-    """Whether all nodes have the first state of the inner optimiser; False if that has no
-    arrays."""
+    """Whether all nodes have the first state of the inner optimiser; False without arrays."""
     start = jax.tree.leaves(parts.inner.init(jax.tree.map(lambda x: x[0], arrays.own)))
     inner = jax.tree.leaves(arrays.inner)
     return bool(start) and bool(_all([x == value for value, x in zip(start, inner, strict=True)]))

@@ -1,5 +1,4 @@
-"""The first model state of every node: copies of all arrays, but a different random key for each
-node."""
+"""The first model state of every node: copies of arrays, but a random key for each node."""
 
 import math
 import warnings
@@ -43,17 +42,17 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
                 "unwrap it in the loss by jax.random.key_data (docs/your_loop.md, Dropout)",
                 stacklevel=3,
             )
-    return jax.tree.map(
-        lambda x: _split(x, nodes) if is_key(x) else per_node(x, nodes), copied(model_state)
-    )
+    def first(x):
+        return _split(x, nodes) if is_key(x) else per_node(x, nodes)
+
+    return jax.tree.map(first, copied(model_state))
 
 
 def _split(keys: Array, nodes: Nodes) -> Array:
     """A different key for each node from every key: keys [...] become [K, ...]."""
 
     def of_node(k):
-        return jax.vmap(partial(jax.random.fold_in, data=k))(
-            keys.reshape(math.prod(keys.shape))
-        ).reshape(keys.shape)
+        flat = keys.reshape(math.prod(keys.shape))
+        return jax.vmap(partial(jax.random.fold_in, data=k))(flat).reshape(keys.shape)
 
     return jax.vmap(of_node)(jnp.arange(nodes.count))

@@ -9,19 +9,17 @@ from jgc.types import Array, Nodes, PyTree
 
 
 def norm_of_aggregate(mean: PyTree, nodes: Nodes) -> Array:
-    """The norm of an aggregate, f32[], equal on all nodes and their devices. Call it inside the
-    node axis.
+    """The norm of an aggregate, f32[], equal on all nodes and devices, inside the node axis.
 
-    Nodes send nothing. The devices of a node that hold shards sum one value for each group of
-    leaves divided alike.
+    Nodes send nothing; a node's devices sum a value for each group of leaves divided alike.
     """
     leaves: dict[tuple[str, ...], list[Array]] = {}
     for x in jax.tree.leaves(mean):
         leaves.setdefault(comm.fast_axes(x, nodes), []).append(_in_f32(x))
-    squares = [
-        comm.sum_inside(squared_norm(xs), axes, nodes, "metrics") for axes, xs in leaves.items()
-    ]
-    return jnp.sqrt(sum(squares, start=jnp.float32(0)))
+    total = jnp.float32(0)
+    for axes, xs in leaves.items():
+        total += comm.sum_inside(squared_norm(xs), axes, nodes, "metrics")
+    return jnp.sqrt(total)
 
 
 def norms_of_nodes(grads: PyTree) -> Array:
@@ -31,10 +29,8 @@ def norms_of_nodes(grads: PyTree) -> Array:
       >>> norms_of_nodes({"a": jnp.array([[3.0], [0.0]]), "b": jnp.array([4.0, 2.0])})
       Array([5., 2.], dtype=float32)
     """
-    squares = [
-        jnp.sum(jnp.square(_in_f32(x)), axis=tuple(range(1, x.ndim)))
-        for x in jax.tree.leaves(grads)
-    ]
+    leaves = map(_in_f32, jax.tree.leaves(grads))
+    squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim))) for x in leaves]
     return jnp.sqrt(sum(squares[1:], start=squares[0])).astype(jnp.float32)
 
 

@@ -1,5 +1,4 @@
-"""The arguments that a step gives an optax optimiser besides gradients, and a message for each that
-needs others."""
+"""The arguments that a step gives optax optimisers, and messages for those that need others."""
 
 import re
 from typing import Any
@@ -53,24 +52,13 @@ def check_supported(state: PyTree, name: str = "the optimiser") -> None:
 
 
 def updated(
-    optimizer: Any,
-    grads: PyTree,
-    state: PyTree,
-    params: PyTree,
-    name: str = "the optimiser",
+    optimizer: Any, grads: PyTree, state: PyTree, params: PyTree, name: str = "the optimiser",
     **extras: Any,
-) -> tuple[PyTree, PyTree]:
-    """Call `optimizer.update` with the extra arguments that it accepts.
+) -> tuple[PyTree, PyTree]:  # fmt: skip
+    """Call `optimizer.update` with those of the `extras` that it accepts.
 
-    Args:
-      optimizer: with a method `update`, as optax has it.
-      grads, state, params: its arguments.
-      name: in messages.
-      extras: `value`, the loss, f32[], equal on all nodes that share the state, and `grad`; none in
-        outer steps.
-
-    Raises:
-      TypeError: the optimiser wants other arguments; the message names them.
+    `value`, the loss f32[], is equal on all nodes that share the state. Raises TypeError if the
+    optimiser wants other arguments.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -85,13 +73,9 @@ def updated(
         except (TypeError, ValueError) as error:
             if missing := _missing(str(error)):
                 raise TypeError(_wants(name, missing, extras, error)) from None
-            # a plain optimiser takes no extra argument, nor does contrib.sam, though its type says
-            # so
-            others = {
-                key: x
-                for key, x in accepted.items()
-                if f"unexpected keyword argument {key!r}" not in str(error)
-            }
+            # a plain optimiser takes no extra argument, nor does contrib.sam, despite its type
+            refused = "unexpected keyword argument {!r}".format
+            others = {key: x for key, x in accepted.items() if refused(key) not in str(error)}
             if len(others) == len(accepted):
                 raise
             accepted = others

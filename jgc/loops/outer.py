@@ -1,17 +1,14 @@
-"""The parts of training with local steps, as pure functions of whole arrays. `jgc.local_steps`
-makes a loop of them.
+"""The parts of training with local steps, as pure functions of whole arrays.
 
-With theta the parameters that all nodes share, theta_k those of node k, in every step and then
-after every H steps:
+With theta the shared parameters and theta_k those of node k, in every step, then every H steps:
 
     theta_k = inner step on node k
     Delta = aggregate of the pseudo-gradients theta - theta_k     the compressor, over all nodes
     theta = outer step with the gradient Delta
     theta_k = merge * theta_k + (1 - merge) * theta
 
-With P fragments each range of leaves has a compressor's state, an outer state and H steps of its
-own, staggered by H / P steps. With `overlap` the last two lines come that many steps after the
-exchange.
+With P fragments each range of leaves has a compressor's state, an outer state and H steps,
+staggered by H / P steps. With `overlap` the last two lines come that many steps later.
 """
 
 from functools import partial
@@ -45,30 +42,19 @@ class Waiting(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """The arrays of a run with local steps. Tuples have an entry for each fragment.
+    """The arrays of a run with local steps. Tuples have an entry for each fragment."""
 
-    Attributes:
-      params: the parameters that all nodes share, as the last outer steps left them.
-      outer: the outer optimiser's states, equal on all nodes.
-      waiting: with an overlap, the aggregates that wait; else ().
-      compressor: the compressor's states.
-      own: each node's own parameters, [K, ...].
-      inner: each node's own state of the inner optimiser, [K, ...].
-      largest_norm: f32[K], see `jgc.LocalState`; () in a loop without that guard.
-    """
-
-    params: PyTree
-    outer: tuple[PyTree, ...]
-    waiting: tuple[Waiting, ...]
-    compressor: tuple[State, ...]
-    own: PyTree
-    inner: PyTree
-    largest_norm: PyTree = ()
+    params: PyTree  # the parameters that all nodes share, as the last outer steps left them
+    outer: tuple[PyTree, ...]  # the outer optimiser's states, equal on all nodes
+    waiting: tuple[Waiting, ...]  # with an overlap, the aggregates that wait; else ()
+    compressor: tuple[State, ...]  # the compressor's states
+    own: PyTree  # each node's own parameters, [K, ...]
+    inner: PyTree  # each node's own state of the inner optimiser, [K, ...]
+    largest_norm: PyTree = ()  # f32[K], see `jgc.LocalState`; () in a loop without that guard
 
 
 class Due(NamedTuple):
-    """The fragment to exchange after a step, and the one whose outer step is due; None if there is
-    none."""
+    """The fragments whose exchange and outer step come after a step; or None."""
 
     exchange: int | None
     apply: int | None
@@ -87,7 +73,7 @@ class Parts(NamedTuple):
     merge: float
 
     def due(self, done: int) -> Due:
-        """What comes after `done` inner steps. At most one fragment is exchanged after a step.
+        """The fragments due after `done` inner steps; at most one exchange comes after a step.
 
         Example:
           >>> import jgc, optax
@@ -101,27 +87,20 @@ class Parts(NamedTuple):
         ends = [self._first_end(i) for i in range(self.fragments)]
 
         def fragment(at: int) -> int | None:
-            return next(
-                (i for i, end in enumerate(ends) if at >= end and (at - end) % self.every == 0),
-                None,
-            )
+            due = (i for i, x in enumerate(ends) if at >= x and (at - x) % self.every == 0)
+            return next(due, None)
 
         return Due(fragment(done), fragment(done - self.overlap))
 
     def round_of(self, fragment: int, done: int) -> int:
-        """How often a fragment had been exchanged before the exchange that comes after `done` inner
-        steps."""
+        """The number of exchanges of a fragment before the one that comes after `done` steps."""
         return (done - self._first_end(fragment)) // self.every
 
     def _first_end(self, fragment: int) -> int:
         return (fragment + 1) * self.every // self.fragments
 
     def leaves(self, params: PyTree) -> tuple[tuple[int, ...], ...]:
-        """The leaves of each fragment, by index.
-
-        Raises:
-          ValueError: more fragments than leaves, or no leaves.
-        """
+        """The leaves of each fragment, by index."""
         sizes = [x.size for x in jax.tree.leaves(params)]
         if not sizes:
             raise ValueError("params has no arrays: give the model's parameters")
@@ -133,14 +112,13 @@ class Parts(NamedTuple):
         return cut(sizes, self.fragments)
 
     def method(self) -> Compressor:
-        """The compressor of one fragment: its patterns of layers need not match in every
-        fragment."""
-        method = self.compressor.method
-        return compressor_of(unchecked(method)) if self.fragments > 1 else self.compressor
+        """The compressor of a fragment, in which its patterns of layers need not match."""
+        if self.fragments == 1:
+            return self.compressor
+        return compressor_of(unchecked(self.compressor.method))
 
     def first(self, key: Key, params: PyTree) -> Arrays:
-        """The arrays before the first step, placed on the devices. See
-        `jgc.LocalSteps.make_step`."""
+        """The arrays before the first step, placed on the devices."""
         check_params(params)
         leaves = self.leaves(params)
         if self.compressor.method is not None:
@@ -148,77 +126,49 @@ class Parts(NamedTuple):
         put = partial(put_arrays, nodes=self.nodes, device=device_of(params))
         params = put(copied(params))
         inner = put(copied(self.inner.init(params)))
-        parts = [take(params, own) for own in leaves]
+        parts = [take(params, part) for part in leaves]
         outer = tuple(put(copied(self.outer.init(part))) for part in parts)
         for name, state in (("inner", inner), ("outer", outer)):
             if holds_state(state):
                 raise ValueError(
                     f"the {name} optimiser holds as_optax, and local_steps compresses by itself: "
-                    "give it without as_optax")  # fmt: skip
+                    "give it without as_optax"
+                )
             check_supported(state, f"the {name} optimiser")
-        keys = (
-            [key]
-            if self.fragments == 1
-            else [jax.random.fold_in(key, i) for i in range(self.fragments)]
-        )
-        states = tuple(
-            put(copied(self.method().init(own, part, self.nodes)))
-            for own, part in zip(keys, parts, strict=True)
-        )
-        waiting = tuple(
-            put(copied(Waiting(jax.tree.map(jnp.zeros_like, part), jnp.bool_(True))))
-            for part in parts
-        )
-        copies = _for_every_node((params, inner), self.nodes)
+        keys = [jax.random.fold_in(key, i) for i in range(self.fragments)]
+        keys = keys if self.fragments > 1 else [key]
+        method = self.method()
+        states = [method.init(k, part, self.nodes) for k, part in zip(keys, parts, strict=True)]
+        waiting = [Waiting(jax.tree.map(jnp.zeros_like, x), jnp.bool_(True)) for x in parts]
+        waiting = waiting if self.overlap else []
+        waits, memory = (tuple(put(copied(x)) for x in xs) for xs in (waiting, states))
+        own, inner = _for_every_node((params, inner), self.nodes)
         norms = jnp.zeros(self.nodes.count, jnp.float32)
-        arrays = Arrays(
-            params, outer, waiting if self.overlap else (), states, copies[0], copies[1], norms
-        )
+        arrays = Arrays(params, outer, waits, memory, own, inner, norms)
         return put(arrays, placements=self.placements(arrays))
 
     def placements(self, arrays: Arrays) -> Arrays:
         """The placement of every array."""
-        shared = placements_of(arrays.params)
-        return Arrays(
-            shared,
-            placements_of(arrays.outer),
-            placements_of(arrays.waiting),
-            placements_of(arrays.compressor),
-            locally(shared),
-            jax.tree.map(of_node, arrays.inner),
-            LOCAL,
-        )
+        shared, outer, waiting, compressor = (placements_of(x) for x in arrays[:4])
+        inner = jax.tree.map(of_node, arrays.inner)
+        return Arrays(shared, outer, waiting, compressor, locally(shared), inner, LOCAL)
 
     def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
-        """The bytes of H steps, in which every fragment is exchanged once, by the name of the
-        compressor's phase.
+        """The bytes of H steps, in which every fragment is exchanged once, by phase.
 
-        `uncompressed` is what a node sends up in H steps that each send the whole gradient in f32.
-        Computes nothing.
-
-        Args:
-          params: the parameters, or their shapes and dtypes.
-
-        Raises:
-          ValueError: more fragments than leaves, or no leaves.
+        `uncompressed` is the size of H whole gradients in f32. `params` may be shapes and dtypes.
         """
-        parts = [
-            bytes_per_step(self.method(), take(params, own), self.nodes)
-            for own in self.leaves(params)
-        ]
-        total = {
-            name: StepBytes(*map(sum, zip(*(part[name] for part in parts), strict=True)))
-            for name in parts[0]
-        }
-        return {
-            name: sent._replace(uncompressed=self.every * sent.uncompressed)
-            for name, sent in total.items()
-        }
+        fragments = [take(params, part) for part in self.leaves(params)]
+        parts = [bytes_per_step(self.method(), part, self.nodes) for part in fragments]
+        total = {}
+        for name in parts[0]:
+            sent = StepBytes(*map(sum, zip(*(part[name] for part in parts), strict=True)))
+            total[name] = sent._replace(uncompressed=self.every * sent.uncompressed)
+        return total
 
 
 def difference(shared: PyTree, own: PyTree) -> PyTree:
-    """The pseudo-gradient theta - theta_k: the outer optimiser moves against it, towards the node's
-    parameters."""
+    """The pseudo-gradient theta - theta_k: an outer step moves against it, towards theta_k."""
     return jax.tree.map(lambda a, b: a - b, shared, own)
 
 
@@ -235,27 +185,22 @@ def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
 
 
 def check_local(parts: Parts, arrays: Arrays) -> None:
-    """Raise ValueError, naming the field and the leaf, unless all fields of a state belong to these
-    local steps."""
+    """Raise ValueError, naming field and leaf, unless a state belongs to these local steps."""
     params = arrays.params
-    inner = jax.eval_shape(parts.inner.init, params)
-    own, inner = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((parts.nodes.count, *x.shape), x.dtype), (params, inner)
-    )
-    check_field("own", arrays.own, own, "of other parameters than params")
-    check_field("inner", arrays.inner, inner, "of another inner optimiser, or of other parameters")
+
+    def of_nodes(x):
+        return jax.ShapeDtypeStruct((parts.nodes.count, *x.shape), x.dtype)
+
+    own, inner = jax.tree.map(of_nodes, (params, jax.eval_shape(parts.inner.init, params)))
     fragments = [take(params, leaves) for leaves in parts.leaves(params)]
     outer = tuple(jax.eval_shape(parts.outer.init, part) for part in fragments)
-    check_field("outer", arrays.outer, outer, "of another outer optimiser, or of other parameters")
-    waiting = tuple(
-        Waiting(part, jax.ShapeDtypeStruct((), bool)) for part in fragments if parts.overlap
-    )
-    check_field(
-        "waiting",
-        arrays.waiting,
-        waiting,
-        "of local steps with another overlap, or of other parameters",
-    )
+    finite = jax.ShapeDtypeStruct((), bool)
+    waiting = tuple(Waiting(part, finite) for part in fragments if parts.overlap)
+    other = "or of other parameters"
+    check_field("own", arrays.own, own, "of other parameters than params")
+    check_field("inner", arrays.inner, inner, f"of another inner optimiser, {other}")
+    check_field("outer", arrays.outer, outer, f"of another outer optimiser, {other}")
+    check_field("waiting", arrays.waiting, waiting, f"of local steps with another overlap, {other}")
     states = arrays.compressor
     if not isinstance(states, tuple) or len(states) != len(fragments):
         form = f"a {type(states).__name__} of {len(states)}"

@@ -1,9 +1,8 @@
-"""The state of a training loop as arrays alone, for Orbax, Equinox or pickle; for Flax's msgpack
-save its leaves.
+"""The state of a training loop as arrays, for Orbax, Equinox or pickle (Flax's msgpack: leaves).
 
-The array of the phases holds notes: JSON in the first 8,192 bytes, then for each array of the state
+The array of the phases holds notes: JSON in the first 8,192 bytes; for each array of the state
 three u32, a checksum of its values, one of its dtype and shape, and the axes of length 0, a bit
-each; then a CRC-32 of all that.
+each; a CRC-32.
 """
 
 import json
@@ -25,30 +24,23 @@ from jgc.method.phases import as_json, from_json
 S = TypeVar("S", LoopState, LocalState)
 
 NOTES = 8192  # bytes; of fixed size, so that a fresh state has the shapes of a saved one
-DAMAGED = (
-    "the file is damaged, or the array was changed before from_arrays. Restore an older checkpoint"
-)
+DAMAGED = "the file is damaged, or the array has changed. Restore an older checkpoint"
 FIRST = 2  # leaves before those with a checksum: the step and the notes
 
 
 def as_arrays(state: S) -> S:
-    """Convert a state to arrays for a checkpoint, with a checksum of each, which `from_arrays`
-    checks.
+    """Convert a loop's state to arrays for a checkpoint; `from_arrays` checks their checksums.
 
     Phases and the types of random keys become bytes, and keys become their data. Orbax saves no
-    empty arrays, so an axis of length 0 becomes one of length 1 (longer where devices divide the
-    axis). Save the result, and restore it into the `as_arrays` of a fresh state, which tells where
-    arrays lie (docs/your_loop.md, Checkpoints).
+    empty arrays, so an axis of length 0 becomes one of length 1 (longer where devices divide it).
+    Save the result, and restore it into the `as_arrays` of a fresh state, which tells where arrays
+    lie (docs/your_loop.md, Checkpoints); its `jax.eval_shape` will do, too.
 
-    Computing the checksums reads every array on the host, which takes a core about a second for 1
-    GB; each process reads its shards. With several processes all must call this function. Its
-    result under `jax.eval_shape` has no checksums, and is a target to restore into as well.
-
-    Args:
-      state: of `jgc.make_step` or `jgc.local_steps`.
+    Checksums take a core about a second per GB; each process reads its shards. Collective: with
+    several processes all must call this function.
 
     Raises:
-      TypeError: something else.
+      TypeError: not a state of `jgc.make_step` or `jgc.local_steps`.
       ValueError: phases whose description takes more than 8,192 bytes.
 
     Example:
@@ -70,13 +62,10 @@ def as_arrays(state: S) -> S:
     leaves, structure = jax.tree.flatten(state._replace(**noted))
     kinds = {i: str(jax.random.key_impl(x)) for i, x in enumerate(leaves) if is_key(x)}
     leaves = [jax.random.key_data(x) if i in kinds else x for i, x in enumerate(leaves)]
-    text = json.dumps(
-        [list(kinds.items()), [as_json(phase) for phase in phases], int(state.step)]
-    ).encode()
+    items = [list(kinds.items()), [as_json(phase) for phase in phases], int(state.step)]
+    text = json.dumps(items).encode()
     if len(text) > NOTES:
-        raise ValueError(
-            f"the phases' description takes {len(text):,} bytes, and there is room for {NOTES:,}"
-        )
+        raise ValueError(f"the phases' description takes {len(text):,} bytes, more than {NOTES:,}")
     notes = text.ljust(NOTES) + _table(leaves[FIRST:]).tobytes()
     notes += zlib.crc32(notes).to_bytes(4, "little")
     arrays = jax.tree.unflatten(structure, [_filled(x) for x in leaves])
@@ -87,10 +76,9 @@ def from_arrays(arrays: S) -> S:
     """The inverse of `as_arrays`. With several processes all must call this function.
 
     Raises:
-      TypeError: something else than `as_arrays` returns.
-      ValueError: an array differs in values, dtype or shape from the one that `as_arrays` saw; the
-        message names it. A file is damaged, or the array was restored into a target of another
-        dtype.
+      TypeError: not a result of `as_arrays`.
+      ValueError: an array, which the message names, differs in values, dtype or shape: a file is
+        damaged, or the array was restored into a target of a different dtype.
 
     Warns:
       UserWarning: an earlier version of jgc saved the arrays, without checksums.
@@ -103,33 +91,23 @@ def from_arrays(arrays: S) -> S:
     leaves, structure = jax.tree.flatten(arrays)
     if step:
         table = np.frombuffer(notes[NOTES:-4], "<u4").reshape(-1, 3)
-        if len(table) != len(leaves) - FIRST:
+        if len(table) != (count := len(leaves) - FIRST):
             raise ValueError(
-                f"as_arrays saved a state of {len(table)} arrays, and this one has "
-                f"{len(leaves) - FIRST}: restore into jgc.as_arrays(init(...)) of the same loop"
+                f"as_arrays saved a state of {len(table)} arrays, and this one has {count}: "
+                "restore into jgc.as_arrays(init(...)) of the same loop"
             )
-        if step != [int(arrays.step)]:
-            raise ValueError(
-                f"the array 'step' is {int(arrays.step)}, and as_arrays saved {step[0]}: {DAMAGED}"
-            )
-        leaves[FIRST:] = [
-            _emptied(x, axes) for x, axes in zip(leaves[FIRST:], table[:, 2].tolist(), strict=True)
-        ]
+        if step != [now := int(arrays.step)]:
+            raise ValueError(f"'step' is {now}, and as_arrays saved {step[0]}: {DAMAGED}")
+        empty = zip(leaves[FIRST:], table[:, 2].tolist(), strict=True)
+        leaves[FIRST:] = [_emptied(x, axes) if axes else x for x, axes in empty]
         _check(jax.tree.unflatten(structure, leaves), table)
     else:
-        warnings.warn(
-            "these arrays were saved without checksums: changed bytes would not show", stacklevel=2
-        )
+        warnings.warn("these arrays were saved without checksums", stacklevel=2)
     kinds, phases = dict(keys), tuple(from_json(phase) for phase in saved)
-    leaves = [
-        jax.random.wrap_key_data(x, impl=kinds[i]) if i in kinds else x
-        for i, x in enumerate(leaves)
-    ]
-    own: dict[str, Any] = {
-        "step": int(arrays.step),
-        field: phases if field == "phases" else phases[0],
-    }
-    return jax.tree.unflatten(structure, leaves)._replace(**own)
+    for i, kind in kinds.items():
+        leaves[i] = jax.random.wrap_key_data(leaves[i], impl=kind)
+    fields: dict[str, Any] = {field: phases if field == "phases" else phases[0]}
+    return jax.tree.unflatten(structure, leaves)._replace(step=int(arrays.step), **fields)
 
 
 def _field(state: Any) -> str:
@@ -170,9 +148,8 @@ def _check(arrays: Any, table: np.ndarray) -> None:
     """Raise ValueError, naming the array, unless all have the checksums of the table."""
     named = jax.tree_util.tree_flatten_with_path(arrays)[0][FIRST:]
     sums = checksums([x for _, x in named])
-    for (path, x), value, (right, form, _) in zip(
-        named, sums.tolist(), table.tolist(), strict=True
-    ):
+    checked = zip(named, sums.tolist(), table.tolist(), strict=True)
+    for (path, x), value, (right, form, _) in checked:
         if _form(x) != form:
             raise ValueError(
                 f"the array {path_of(path)!r} is {x.dtype}{list(x.shape)}, and as_arrays saved "
@@ -187,8 +164,7 @@ def _check(arrays: Any, table: np.ndarray) -> None:
 
 
 def _filled(x: Any) -> Any:
-    """Zeros with elements for an array without elements, divided alike; any other array
-    unchanged."""
+    """Zeros with elements for an array without, divided alike; any other array unchanged."""
     if math.prod(np.shape(x)):
         return x
     pieces = [1] * x.ndim
@@ -200,11 +176,7 @@ def _filled(x: Any) -> Any:
 
 def _emptied(x: Any, axes: int) -> Any:
     """The inverse of `_filled`, given the axes of length 0, a bit each."""
-    return (
-        _zeros(x, tuple(0 if axes >> axis & 1 else size for axis, size in enumerate(x.shape)))
-        if axes
-        else x
-    )
+    return _zeros(x, tuple(0 if axes >> axis & 1 else n for axis, n in enumerate(x.shape)))
 
 
 def _zeros(x: Any, shape: tuple[int, ...]) -> Any:

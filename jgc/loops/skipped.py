@@ -15,8 +15,7 @@ IN_A_ROW = 20
 
 
 class SkippedStepsWarning(UserWarning):
-    """Many steps in a row were skipped, because gradients were not finite or had a norm of 1e15 and
-    more.
+    """Many steps in a row were skipped: gradients not finite, or with a norm of 1e15 or more.
 
     Example:
       >>> import warnings
@@ -25,14 +24,10 @@ class SkippedStepsWarning(UserWarning):
 
 
 def make_skip_warning(steps: str = "steps") -> Callable[[int, Array], None]:
-    """Make `warn_of_skips(step, finite)`, to be called after every step, with a bool[], or a
-    bool[K] of the nodes.
+    """Make `warn_of_skips(step, finite)`, to call after every step; `finite` bool[] or bool[K].
 
-    `warn_of_skips` reads 20 values at once, after the device has computed them, so the warning
-    comes up to 40 steps late, or later where the host is far ahead of the device. It comes once.
-
-    Args:
-      steps: a name for the skipped steps, in the message.
+    It reads 20 values together, after the device has computed them, so the warning comes up to 40
+    steps late, or more if the host is far ahead. It comes once. `steps` names the skipped steps.
 
     Example:
       >>> import jax.numpy as jnp, warnings
@@ -76,8 +71,7 @@ def _here(x: Array) -> Any:
 def _message(last: int, steps: str) -> str:
     return (
         f"step {last} and the {IN_A_ROW - 1} {steps} before it were skipped: gradients were not "
-        "finite or had a norm of 1e15 and more, so nothing but the number of the step changed. "
-        "Likely reasons: parameters that diverged before (too high a rate, or an optimiser that "
-        "does not go with a sparse method: docs/composing.md), NaN in the data, an overflow of "
-        "f16. Look at metrics.loss before these steps, and go on from an earlier checkpoint"
+        "finite or had a norm of 1e15 or more. Likely reasons: parameters had diverged (too high a "
+        "rate, or an optimiser that does not suit a sparse method: docs/composing.md), NaN in the "
+        "data, an overflow of f16. See metrics.loss before these steps; restart from a checkpoint"
     )

@@ -1,18 +1,15 @@
-"""The guard of local steps: the gradients that a node leaves out, and the fresh inner state after a
-reset.
+"""The guard of local steps: gradients that a node leaves out, and its fresh state after a reset.
 
-The first rule is the one of `make_step`: a node leaves out a gradient that is not finite, or has a
-norm of `LARGEST_NORM` and more. Smaller gradients can do as much harm. A single gradient 1e12 times
-too large moves SGD's parameters far away, and for hundreds of steps its remains in Adam's second
-moment stop the node, and those in Lion's and Muon's momentum set its direction. No fixed norm tells
-such a gradient from one of a loss in other units. Hence the second rule: a node leaves out a
-gradient `SPIKE` times as large as the largest that it has used lately.
+As in `make_step`, a node leaves out a gradient that is not finite or has a norm of `LARGEST_NORM`
+or more. Smaller gradients can do as much harm: one that is 1e12 times too large moves SGD's
+parameters far away, and stays in Adam's second moment, or Lion's and Muon's momentum, for hundreds
+of steps. No fixed norm tells it from the gradient of a loss in other units. Hence the second rule:
+a node leaves out a gradient `SPIKE` times as large as the largest that it has used lately.
 
-The second rule cannot stop training, because each step that it leaves out raises the remembered
-norm tenfold. If the first gradients are tiny, 1e-9 say, and later ones near 1, it leaves out three
-steps. The remembered norm fades by a tenth in each step that is used, so bad batches that come now
-and then do not wear the rule out; many in a row do. The first gradient of a node has nothing to be
-compared with.
+The second rule cannot stop training: each step that it leaves out raises the remembered norm
+tenfold. If gradients grow from 1e-9 to 1, it leaves out three steps. The remembered norm fades by a
+tenth in each used step, so occasional bad batches do not wear the rule out; many in a row do. A
+node's first gradient is compared with nothing.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,21 +23,15 @@ from jgc.types import Array, PyTree
 if TYPE_CHECKING:
     import optax
 
-# Far above the jump of one difficult batch, and low enough to catch a gradient 1e12 times too large
-# where gradients have shrunk to 1e-6 of the largest.
+# Far above the jump of a difficult batch; catches a gradient 1e12 times too large also where
+# gradients have shrunk to 1e-6 of the largest.
 SPIKE = 1e6
 RAISE = 10.0  # factor on the remembered norm after a step that was left out
-# factor after a step that was used: without it, one bad batch in fifty would raise the norm for
-# good
-FADE = 0.9
+FADE = 0.9  # factor after a used step: else one bad batch in fifty would raise the norm for good
 
 
 def limits_of(largest: Array) -> Array:
-    """The norms at which nodes leave a gradient out, f32[K].
-
-    Args:
-      largest: f32[K], the remembered norm of each node: the largest that it has used, fading; 0
-        before the first.
+    """The norms at which nodes leave a gradient out, f32[K], from the remembered ones, 0 at first.
 
     Example:
       >>> limits_of(jnp.array([0.0, 2.0, 1e12]))
@@ -50,12 +41,7 @@ def limits_of(largest: Array) -> Array:
 
 
 def largest_after(largest: Array, norms: Array, usable: Array) -> Array:
-    """The remembered norms after a step, f32[K].
-
-    Args:
-      largest: f32[K], those before it.
-      norms: f32[K], of the step's gradients; may be NaN.
-      usable: bool[K], which gradients were used.
+    """The remembered norms after a step with gradients of these norms, which may be NaN, f32[K].
 
     Example:
       >>> norms = jnp.array([3.0, 1.0, 1e12, jnp.nan])
@@ -68,8 +54,7 @@ def largest_after(largest: Array, norms: Array, usable: Array) -> Array:
 
 
 def fresh(optimizer: "optax.GradientTransformation", params: PyTree, state: PyTree) -> PyTree:
-    """The optimiser's first state for these parameters, with the old counts of schedules and
-    injected hyperparameters.
+    """The optimiser's first state, with the old counts of schedules and injected hyperparameters.
 
     Example:
       >>> import optax

@@ -32,8 +32,7 @@ from jgc.types import Array, Key, Phase, PyTree, State
 
 
 class LoopState(NamedTuple):
-    """The state that a loop carries from step to step. `step` donates its arrays: use the returned
-    state alone.
+    """The state that a loop carries from step to step. `step` donates it: use the returned one.
 
     Attributes:
       step: steps so far, skipped ones included, on the host.
@@ -42,8 +41,7 @@ class LoopState(NamedTuple):
       opt_state: the optimiser's state, equal on all nodes.
       compressor: the compressor's state; its local leaves have a leading axis [K].
       key: the random key of all steps; step s uses `fold_in(key, s)`.
-      model_state: each node's own, such as batch statistics, leaves [K, ...]; () if `init` got
-        none.
+      model_state: of each node, such as batch statistics, leaves [K, ...]; () without one.
     """
 
     step: int
@@ -61,8 +59,7 @@ Init = Callable[..., LoopState]
 class Step:
     """The function `step` of `jgc.make_step`, and access to its programs.
 
-    Each method takes the arguments of the coming step, and none but `step` itself changes the
-    state.
+    Each method takes the arguments of the coming step; only `step` changes the state.
     """
 
     def __init__(self, settings: Settings, ahead: bool):
@@ -83,10 +80,7 @@ class Step:
         params = put(copied(params))
         opt_state = put(copied(optimizer.init(params)))
         if holds_state(opt_state):
-            raise ValueError(
-                "the optimiser holds as_optax, and make_step compresses by itself: "
-                "give it without as_optax"
-            )
+            raise ValueError("the optimiser holds as_optax, but make_step compresses: leave it out")
         check_supported(opt_state)
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
@@ -107,10 +101,9 @@ class Step:
         self._entered = None, None, None
         arrays, metrics = program(*call.args)
         self._loop.warn_of_skips(state.step, metrics.info.finite)
-        return LoopState(
-            state.step + 1, call.phase, arrays.params, arrays.opt_state, arrays.compressor,
-            call.args[1], arrays.model_state,
-        ), metrics  # fmt: skip
+        params, opt_state, memory, model_state = arrays
+        first = LoopState(state.step + 1, call.phase, params, opt_state, memory, call.args[1])
+        return first._replace(model_state=model_state), metrics
 
     def upcoming(self, state: LoopState) -> tuple[Phase, State]:
         """The phase of the coming step, and the compressor's state after the transition to it."""
@@ -121,9 +114,8 @@ class Step:
     def lower(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
         """The program of the coming step: `step.lower(state, batch).compile()` compiles it.
 
-        The step then finds it compiled. Its text, memory and cost are those of `jax.stages`; the
-        collectives are in `jgc.Wire.physical` (`compressor.wire`) and in the compiled text. With
-        `split` the gradients are compiled, and the program is that of what follows them.
+        The step then finds it compiled. Text, memory and cost are as in `jax.stages`. With `split`
+        this compiles the gradients and returns the program that follows them.
         """
         program, args = self.program(state, batch, frozen)
         return program.lower(*jax.tree.map(shape_of, args))
@@ -131,10 +123,9 @@ class Step:
     def program(
         self, state: LoopState, batch: PyTree, frozen: PyTree = None
     ) -> tuple[Any, tuple[Any, ...]]:
-        """The program of the coming step, and its arguments on the devices.
+        """The program of the coming step, and its arguments on the devices, to skip the checks.
 
-        `program(*args)` returns the arrays of the next state and the metrics, and donates the first
-        argument. To call it again and again, without the checks of `step`.
+        `program(*args)` returns the next state's arrays and the metrics, and donates the first.
         """
         call = self._prepared(state, batch, frozen)
         return self._program(call), call.args
@@ -146,8 +137,7 @@ class Step:
     def diagnose(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> dict[str, Array]:
         """Compare the aggregate of the coming step with the true mean; see `jgc.diagnose`.
 
-        Computes the gradients anew and sends them uncompressed, in two programs apart from the
-        step's, so it costs more than a step. Call it now and then.
+        Computes the gradients again and sends them uncompressed: it costs more than a step.
         """
         call = self._prepared(state, batch, frozen)
         arrays, key, number, *_ = call.args
@@ -156,9 +146,8 @@ class Step:
         where = placements_of_step(arrays)
         name = ("diagnose", *call.name)
         if name not in self._loop.programs:
-            compare = make_diagnosis(
-                self._settings.compressor, call.phase.value, nodes, where.params, where.compressor
-            )
+            method, phase = self._settings.compressor, call.phase.value
+            compare = make_diagnosis(method, phase, nodes, where.params, where.compressor)
             self._loop.programs[name] = jax.jit(compare)
         return self._loop.programs[name](key, number, grads, arrays.compressor)
 
@@ -176,7 +165,7 @@ class Step:
         return self._loop.programs[name](grads, arrays.params)
 
     def _gradients_program(self, call: "_Call") -> Any:
-        """The gradients alone: for `diagnose`, and with `split` for the steps of all phases."""
+        """The gradients: for `diagnose`, and with `split` for the steps of all phases."""
         name = ("gradients", *call.name[1:])
         if name not in self._loop.programs:
             gradients = make_gradients(self._settings, call.args[0], call.frozen)
@@ -193,9 +182,8 @@ class Step:
         phase, compressor = self.upcoming(state)
         device = device_of(state.params)
         put, key = loop.putter(device), state.key
-        arrays = donatable(
-            arrays._replace(compressor=compressor), batch=batch, key=key, frozen=frozen
-        )
+        arrays = arrays._replace(compressor=compressor)
+        arrays = donatable(arrays, batch=batch, key=key, frozen=frozen)
         fixed = loop.put_frozen(frozen, device)
         name = phase.value, structure, fixed.name
         if name not in loop.programs or lies_elsewhere((*arrays, key), nodes):

@@ -1,7 +1,7 @@
-"""The compiled program of a training step: node-local gradients, the compressor, the optimiser, in
-one phase."""
+"""The compiled program of a training step in one phase: gradients, compressor, optimiser."""
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -26,21 +26,18 @@ if TYPE_CHECKING:
 
 
 class Metrics(NamedTuple):
-    """What a step reports, on the devices: reading a value waits for the step.
+    """A step's metrics on the devices: reading a value waits for the step.
 
     Attributes:
-      loss: f32[], the mean over nodes, before the update. A loss that is NaN while all gradients
-        are finite (behind `stop_gradient`, say) skips nothing.
-      info: `Info` with means over nodes, f32[]; `finite` is a bool[]. If it is false, a gradient
-        could not be used, and the step was skipped.
-      aux: with `has_aux` the second output of the loss, leaves [K, ...], one entry a node; else
-        None. Where the devices of a node hold whole parameters, the loss runs on each device's
-        share of the examples, and an entry is the mean over them; where they divide the parameters,
-        the loss runs on all of the node's examples. Return means, equal in both cases, not counts
-        or values of examples. With `mean_aux` leaves [...], the mean over nodes in f32.
-      grad_norm: f32[], the norm of the aggregate, which is the optimiser's gradient. With `dense`
-        it is the norm of the mean gradient; a method that sends a part of its values in a step
-        gives the norm of these. 0 if the step was skipped.
+      loss: f32[], the mean over nodes, before the update. A NaN loss with finite gradients (behind
+        `stop_gradient`, say) skips nothing.
+      info: `Info` with means over nodes, f32[]; `finite`, bool[], is false if the step was skipped.
+      aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None. If the devices
+        of a node hold whole parameters, the loss runs on each device's examples, and an entry is
+        the mean over devices: return means, not counts. With `mean_aux` leaves [...], the mean over
+        nodes in f32.
+      grad_norm: f32[], the norm of the aggregate, which is the optimiser's gradient; of a method
+        that sends a part of its values, the norm of these. 0 if the step was skipped.
     """
 
     loss: Array
@@ -73,23 +70,14 @@ class Settings(NamedTuple):
 
 
 def placements_of_step(arrays: Arrays) -> Arrays:
-    """The placement of every array. The model state is LOCAL, which its shardings do not say after
-    a restore."""
+    """The placement of every array. After a restore only this shows that model state is LOCAL."""
     return placements_of(arrays)._replace(model_state=LOCAL)
 
 
 def step_program(
     settings: Settings, phase: Hashable, arrays: Arrays, frozen: PyTree
 ) -> Callable[..., tuple[Arrays, Metrics]]:
-    """`(arrays, key, step, batch, frozen) -> (arrays, metrics)` for one phase, compiled at the
-    first call.
-
-    Args:
-      settings: of the loop.
-      phase: the phase's value.
-      arrays: of the state, as all steps get them.
-      frozen: placements of the parameters that are not trained; None if there are none.
-    """
+    """`(arrays, key, step, batch, frozen) -> (arrays, metrics)`; argument `frozen`: placements."""
     gradients = make_gradients(settings, arrays, frozen)
     update_by = make_update(settings, phase, arrays)
 
@@ -103,21 +91,13 @@ def step_program(
 def update_program(
     settings: Settings, phase: Hashable, arrays: Arrays
 ) -> Callable[..., tuple[Arrays, Metrics]]:
-    """`(arrays, key, step, results) -> (arrays, metrics)`, all that follows the gradients.
-
-    `results` are those of `make_gradients`; the other arguments are as in `step_program`.
-    """
+    """`make_update`, jitted."""
     update = make_update(settings, phase, arrays)
     return jax.jit(update, donate_argnums=0, out_shardings=(shardings_of(arrays), None))
 
 
 class SplitProgram:
-    """`step_program` in two programs: gradients, which all phases share, and what follows them.
-
-    Args:
-      settings, phase, arrays: as in `step_program`.
-      gradients: of `make_gradients`, jitted.
-    """
+    """`step_program` in two: `gradients`, which all phases share, jitted, and what follows them."""
 
     def __init__(self, settings: Settings, phase: Hashable, arrays: Arrays, gradients: Any):
         self._gradients, self._nodes = gradients, settings.nodes
@@ -136,16 +116,16 @@ class SplitProgram:
         """Compile the gradients, and lower what follows them."""
         args = arrays.params, arrays.model_state, batch, fixed
         where = self._gradients.lower(*args).compile().output_shardings
-        shapes = jax.eval_shape(self._gradients, *args)
-        results = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, where
-        )
+
+        def placed(x, sharding):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        results = jax.tree.map(placed, jax.eval_shape(self._gradients, *args), where)
         return self._update.lower(arrays, key, step, results)
 
 
 def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callable[..., Any]:
-    """`(params, model_state, batch, frozen) -> ((losses, (model_state, aux)), grads)`, all [K,
-    ...]."""
+    """`(params, model_state, batch, frozen) -> ((losses, (model_state, aux)), grads)`, [K, ...]."""
     has_state, has_frozen = bool(jax.tree.leaves(arrays.model_state)), frozen is not None
     loss = in_one_form(settings.loss, settings.has_aux, has_state, has_frozen)
     of_nodes = node_grads(
@@ -160,16 +140,14 @@ def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callab
 
 
 def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable[..., Any]:
-    """`(arrays, key, step, results) -> (arrays, metrics)`: all that follows the gradients.
+    """`(arrays, key, step, results) -> (arrays, metrics)`: all that follows `make_gradients`.
 
-    `results` are those of `make_gradients`. If a gradient cannot be used on any node, no array
-    changes.
+    If any node's gradient cannot be used, no array changes.
     """
     import optax  # here: `import jgc` must not wait for it
 
-    compressor, optimizer, nodes, mean_aux = (
-        settings.compressor, settings.optimizer, settings.nodes, settings.mean_aux
-    )  # fmt: skip
+    _, compressor, optimizer, nodes, *_ = settings
+    mean_aux = settings.mean_aux
     where = placements_of_step(arrays)
 
     def exchange(key, params, grads, state, loss, aux):  # of one node, without the axis [K]
@@ -180,12 +158,8 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
         info = Info(*means[1:], info.finite)
         return mean, state, (means[0], info, aux, norm_of_aggregate(mean, nodes))
 
-    on_all = on_nodes(
-        exchange,
-        nodes,
-        ins=(SHARED, where.params, locally(where.params), where.compressor, LOCAL, LOCAL),
-        outs=(where.params, where.compressor, SHARED),
-    )
+    ins = (SHARED, where.params, locally(where.params), where.compressor, LOCAL, LOCAL)
+    on_all = on_nodes(exchange, nodes, ins, outs=(where.params, where.compressor, SHARED))
 
     def update(arrays, key, step, results):
         (losses, (model_state, aux)), grads = results
@@ -193,13 +167,11 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
         mean, state, (loss, info, mean_of_aux, norm) = on_all(
             key, arrays.params, grads, arrays.compressor, losses, aux if mean_aux else None
         )
-        updates, opt_state = updated(
-            optimizer, mean, arrays.opt_state, arrays.params, value=loss, grad=mean
-        )
-        new = optax.apply_updates(arrays.params, updates), opt_state, model_state
-        old = arrays.params, arrays.opt_state, arrays.model_state
-        # the compressor restores its state itself; `where` also keeps weak types out, which would
-        # compile anew
+        params, before = arrays.params, arrays.opt_state
+        updates, opt_state = updated(optimizer, mean, before, params, value=loss, grad=mean)
+        new = optax.apply_updates(params, updates), opt_state, model_state
+        old = params, before, arrays.model_state
+        # the compressor restores its state; `where` also removes weak types, which would recompile
         new = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), new, old)
         arrays = Arrays(new[0], new[1], state, new[2])
         return arrays, Metrics(loss, info, mean_of_aux if mean_aux else aux, norm)
@@ -210,20 +182,14 @@ def make_update(settings: Settings, phase: Hashable, arrays: Arrays) -> Callable
 def prepare_program(settings: Settings, params: PyTree) -> Callable[[PyTree, PyTree], PyTree]:
     """`(grads [K, ...], params) -> grads`, as they enter the compressor."""
     where = placements_of(params)
-    local = locally(where)
-    return jax.jit(
-        on_nodes(
-            lambda grads, params: prepared(settings.prepare, grads, params),
-            settings.nodes, ins=(local, where), outs=local,
-        )
-    )  # fmt: skip
+    ins, prepare = (locally(where), where), partial(prepared, settings.prepare)
+    return jax.jit(on_nodes(prepare, settings.nodes, ins, outs=ins[0]))
 
 
 def make_diagnosis(
     compressor: Compressor, phase: Hashable, nodes: Nodes, params: PyTree, state: PyTree
 ) -> Callable[..., dict[str, Array]]:
-    """`(key, step, grads [K, ...], state) -> figures`, see `jgc.diagnose`; arguments are
-    placements."""
+    """`(key, step, grads [K, ...], state) -> figures`, see `jgc.diagnose`; takes placements."""
 
     def compare(key, grads, state):  # of one node, without the axis [K]
         return diagnose(compressor, phase, key, grads, state, nodes)
@@ -235,19 +201,17 @@ def make_diagnosis(
 def prepared(
     prepare: Callable[[PyTree, PyTree], PyTree] | None, grads: PyTree, params: PyTree
 ) -> PyTree:
-    """A node's gradient after `prepare`. Raise TypeError unless it has the leaves that it had."""
+    """A node's gradient after `prepare`. TypeError unless it has the same leaves."""
     if prepare is None:
         return grads
     new = prepare(grads, params)
-    before, after = (
-        {name: form_of(x) for name, x in leaves_by_path(tree).items()} for tree in (grads, new)
-    )
-    for name in [*before, *after]:
-        if before.get(name) != after.get(name):
+    trees = leaves_by_path(grads), leaves_by_path(new)
+    for name in [*trees[0], *trees[1]]:
+        was, now = (form_of(tree[name]) if name in tree else "not there" for tree in trees)
+        if was != now:
             raise TypeError(
                 "prepare must return the gradient's leaves with their shapes and dtypes: "
-                f"{name!r} was {before.get(name, 'not there')}, and is "
-                f"{after.get(name, 'not there')}"
+                f"{name!r} was {was}, and is {now}"
             )
     return jax.tree.unflatten(jax.tree.structure(grads), jax.tree.leaves(new))
 

@@ -38,43 +38,40 @@ DIVIDED = (
 
 
 def with_nodes(state: S, fresh: S) -> S:
-    """Convert a loop's state to the nodes of a fresh state: to another number of nodes K, other
-    devices, or both.
+    """Convert a loop's state to another number of nodes K, other devices, or both.
 
         nodes = jgc.make_nodes(4)
         init, step = jgc.make_step(loss, compressor, optimizer, nodes)
         state = jgc.with_nodes(state, init(key, state.params))      # of 8 nodes before
 
-    Every node goes on from the mean over the old nodes, so the mean residual and the mean momentum
-    do not change:
+    Every node goes on from the mean over the old nodes, so mean residual and momentum do not
+    change:
 
-      - floats of each node, [K, ...], become their mean over the old nodes: residuals, momenta, the
-        model state, and in local steps each node's parameters and inner state;
-      - other values of each node (counters, random keys) are repeated in turn; every repeat of a
-        key is a new key, so that no two nodes draw the same numbers;
-      - shared arrays with an entry for each node (the decoders of `lgc_ps`) are repeated in turn;
+      - floats of each node, [K, ...], become their mean in float64 over the old nodes: residuals,
+        momenta, the model state, and in local steps each node's parameters and inner state;
+      - other values of each node, and shared arrays with an entry for each node, are repeated in
+        turn; every repeat of a random key is a new key;
       - all other arrays, the step, the phase and the key of the loop stay.
 
-    Means are computed in float64. Collective: with several processes all must call this function,
-    and each host needs memory for one whole array at a time.
+    Collective: with several processes all must call this function. Each host needs memory for one
+    whole array at a time.
 
     Args:
-      state: of `jgc.make_step` or `jgc.local_steps`, also one that `jgc.from_arrays` returned; or
-        the state of an optimiser that holds `as_optax`. Its arrays are not donated.
-      fresh: a state of the new nodes, of which only shapes and devices are used:
-        `init(key, state.params)`, with a model state
+      state: of `jgc.make_step`, `jgc.local_steps` or `jgc.from_arrays`; or the state of an
+        optimiser that holds `as_optax`. Its arrays are not donated.
+      fresh: a state of the new nodes with the same compressor and optimisers, of which only shapes
+        and devices are used: `init(key, state.params)`, with a model state
         `init(key, state.params, jax.tree.map(lambda x: x[0], state.model_state))`, of an
-        optimiser's state `jgc.init_optax(tx, params, nodes)`. The compressor and the optimisers
-        must be the same.
+        optimiser's state `jgc.init_optax(tx, params, nodes)`.
 
     Returns:
       The state in new buffers, on the devices of `fresh`.
 
     Raises:
-      TypeError: the two are not states of one kind, or `jgc.as_arrays` made one of them.
+      TypeError: the two are not states of one type, or `jgc.as_arrays` made one of them.
       ValueError: the two differ in leaves, shapes or dtypes, parts of `state` have different
-        numbers of nodes, or a step has donated `state`. Also where the devices of a node divide the
-        parameters differently than before, because residuals belong to shards.
+        numbers of nodes, a step has donated `state`, or the devices of a node divide the parameters
+        differently than before, because residuals belong to shards.
 
     Example:
       >>> import jgc, optax
@@ -105,8 +102,7 @@ def with_nodes(state: S, fresh: S) -> S:
 def redistributed(
     x: np.ndarray, shape: tuple[int, ...], placement: Placement, before: int, nodes: int
 ) -> np.ndarray:
-    """Convert a host array of `before` nodes to `nodes` nodes and the given shape. Other arrays
-    stay unchanged.
+    """Convert a host array of `before` nodes to `nodes` nodes and a shape; others do not change.
 
     Example:
       >>> redistributed(np.array([[1.0], [3.0]]), (3, 1), LOCAL, 2, 3).tolist()
@@ -149,11 +145,9 @@ def _moved(name: str, x: Any, like: Any, placement: Placement, before: int, node
 
 
 def _keys(x: Array, nodes: int) -> Array:
-    """Random keys [K, ...] for `nodes` nodes: repeated in turn, and each repeat changed, so that
-    all differ."""
-    old = jax.random.wrap_key_data(
-        jnp.asarray(to_host(jax.random.key_data(x))), impl=jax.random.key_impl(x)
-    )
+    """Random keys [K, ...] for `nodes` nodes: repeated in turn, and each repeat changed."""
+    data = jnp.asarray(to_host(jax.random.key_data(x)))
+    old = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     keys = old[np.arange(nodes) % len(old)]
     turn = np.repeat(np.arange(nodes) // len(old), keys.size // nodes)
     again = jax.vmap(jax.random.fold_in)(keys.reshape(-1), turn)
@@ -197,8 +191,7 @@ def _count(leaves: dict[str, Any], where: dict[str, Placement]) -> int:
 
 
 def _check(state: Any, fresh: Any) -> None:
-    """Raise TypeError or ValueError, naming the cure, unless both are whole states of one kind with
-    the same leaves."""
+    """Raise TypeError or ValueError unless both are whole states of a type with the same leaves."""
     for x in (state, fresh):
         if isinstance(x, LoopState | LocalState):
             check_phases(x)
@@ -209,23 +202,18 @@ def _check(state: Any, fresh: Any) -> None:
             )
     if type(state) is not type(fresh):
         raise TypeError(
-            f"with_nodes takes two states of one kind, got a {type(state).__name__} and a "
+            f"with_nodes takes two states of one type, got a {type(state).__name__} and a "
             f"{type(fresh).__name__}: make the fresh one by the new init, init(key, state.params)"
         )
-    fragments = [len(getattr(x, "phases", ())) for x in (state, fresh)]
-    if fragments[0] != fragments[1]:
-        raise ValueError(
-            f"the state has {fragments[0]} fragments, and the fresh one {fragments[1]}: make it "
-            "with as many"
-        )
+    have, fragments = (len(getattr(x, "phases", ())) for x in (state, fresh))
+    if have != fragments:
+        raise ValueError(f"the state has {have} fragments, and the fresh one {fragments}")
     old, new = leaves_by_path(_arrays(state)), leaves_by_path(_arrays(fresh))
     if differs := differing_leaf(old, new):
         verb, name = differs
         cure = "make it with the same compressor and optimisers"
         if name.startswith("model_state") and verb == "lacks":
-            cure = (
-                "give init one node's model state, jax.tree.map(lambda x: x[0], state.model_state)"
-            )
+            cure = "give init the model state, jax.tree.map(lambda x: x[0], state.model_state)"
         raise ValueError(f"the fresh state {verb} the leaf {name!r}: {cure}")
     check_arrays(_arrays(state))
     check_not_donated(_arrays(state))

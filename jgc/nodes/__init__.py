@@ -1,2 +1,1 @@
-"""The node axis: how nodes lie on devices, functions that run on it, node-local gradients, and
-where arrays lie."""
+"""The node axis: layouts, functions that run on it, node-local gradients, placements of arrays."""

@@ -1,7 +1,4 @@
-"""Run functions on the node axis, in one of the three layouts of `jgc.nodes.layouts`.
-
-No other file does.
-"""
+"""Run functions on the node axis, in one of the three layouts of `jgc.nodes.layouts`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,15 +41,12 @@ def on_nodes(
         placements.
       outs: the placements of `fn`'s outputs. Tracing raises an error if an output is declared
         SHARED but may differ between nodes, because communication was forgotten.
-      unroll: run the nodes of one device one after another instead of under `vmap`. Only for
-        functions that do not communicate and have LOCAL outputs only. Makes convolutions on CPU
-        much faster.
-      partitioned: where a node has several devices, `fn` sees the node's whole arrays, and XLA
-        divides its work among these devices. If not, `fn` runs on each device and sees that
-        device's part.
-      communicates: False for a function that does not communicate and has LOCAL outputs only. Such
-        a function may contain any loop or branch; JAX's check of SHARED outputs refuses a loop that
-        begins with a constant. `unroll` implies False.
+      unroll: run the nodes of a device one after another instead of under `vmap`, which makes
+        convolutions on CPU much faster. Implies `communicates=False`.
+      partitioned: whether `fn` sees a node's whole arrays, and XLA divides its work among the
+        node's devices. If not, `fn` runs on each device and sees that device's part.
+      communicates: False for a function that does not communicate and has only LOCAL outputs. It
+        may contain any loop; JAX's check of SHARED outputs refuses some.
 
     Returns:
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
@@ -60,11 +54,10 @@ def on_nodes(
     Raises:
       TypeError: `nodes` is no layout; `ins` is not a tuple; when called, a leaf of an argument that
         is neither an array nor a number.
-      ValueError: `unroll` or `communicates=False` with an output declared SHARED: nothing could
-        check it; an unknown placement; when called, another number of arguments than `ins` has, a
-        LOCAL or BATCH argument whose first axis is not K, an output declared SHARED that differs
-        between nodes, a LOCAL one that differs between the devices of a node, or a function that
-        communicates and should not.
+      ValueError: an unknown placement; an output declared SHARED with `communicates=False`; when
+        called, a wrong number of arguments, a LOCAL or BATCH argument whose first axis is not K, an
+        output declared SHARED that differs between nodes, a LOCAL one that differs between the
+        devices of a node, or a function that communicates and should not.
 
     Example:
       >>> from jgc.nodes.layouts import make_nodes
@@ -75,10 +68,7 @@ def on_nodes(
     """
     check_nodes(nodes)
     if not isinstance(ins, tuple):
-        raise TypeError(
-            "ins must be a tuple with a placement for each argument, e.g. (jgc.LOCAL,), "
-            f"got {ins!r}"
-        )
+        raise TypeError(f"ins must be a tuple of placements, e.g. (jgc.LOCAL,), got {ins!r}")
     check_placements((ins, outs))
     mesh, communicates = nodes.mesh, communicates and not unroll
     if not communicates:
@@ -90,11 +80,10 @@ def on_nodes(
         fn = _by_itself(fn, nodes._replace(fast=()) if partitioned else nodes, ins, outs)
     explicit = mesh is not None and AxisType.Explicit in mesh.axis_types
     one_per_device = nodes.layout == "one per device"
-    may_vary = {
-        placement: axes_of(placement, nodes)
-        | ({EMULATED} if one_per_device or on_node_axis(placement) else set())
-        for placement in jax.tree.leaves(outs)
-    }
+    may_vary = {}
+    for placement in jax.tree.leaves(outs):
+        vmapped = one_per_device or on_node_axis(placement)
+        may_vary[placement] = axes_of(placement, nodes) | ({EMULATED} if vmapped else set())
     differing: list[str] = []  # outputs that differ in the last trace and should not
 
     def on_node(*args):
@@ -127,16 +116,13 @@ def on_nodes(
                 check_vma=communicates,
             )  # fmt: skip
 
+    def divided(placement, x):
+        return jax.sharding.reshard(jnp.asarray(x), NamedSharding(mesh, spec(placement, nodes)))
+
     def checked(*args):
         check_arguments(args, ins, nodes)
         if explicit:  # on Auto axes, shard_map divides the arguments itself
-            args = map_placed(
-                lambda placement, x: jax.sharding.reshard(
-                    jnp.asarray(x), NamedSharding(mesh, spec(placement, nodes))
-                ),
-                ins,
-                args,
-            )
+            args = map_placed(divided, ins, args)
         try:
             with traced_for(nodes):
                 return on_mesh(*args)
@@ -157,11 +143,11 @@ def _on_device(on_node: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll
     def node(i: int, args: tuple) -> tuple:
         return map_placed(lambda placement, x: x[i] if on_node_axis(placement) else x, ins, args)
 
+    def with_axis(placement, x):
+        return jnp.asarray(x)[None] if on_node_axis(placement) else x
+
     def single(*args):
-        out = on_node(*node(0, args))
-        return map_placed(
-            lambda placement, x: jnp.asarray(x)[None] if on_node_axis(placement) else x, outs, out
-        )
+        return map_placed(with_axis, outs, on_node(*node(0, args)))
 
     def one_after_another(*args):
         each = [on_node(*node(i, args)) for i in range(count)]
@@ -198,10 +184,12 @@ def _partitioned(
     mesh = nodes.mesh
     assert mesh is not None
     explicit = AxisType.Explicit in mesh.axis_types
-    if explicit:  # model code without annotations fails on Explicit axes
-        shardings = jax.tree.map(  # of arrays [per_device, ...]
-            lambda x: P(None, *x.spec) if isinstance(x, Sharded) else P(), outs
-        )
+    if explicit:  # model code without annotations fails on Explicit axes; of [per_device, ...]
+
+        def sharding(x):
+            return P(None, *x.spec) if isinstance(x, Sharded) else P()
+
+        shardings = jax.tree.map(sharding, outs)
         others = tuple(axis for axis in mesh.axis_names if axis not in nodes.slow)
         on_device = jax.sharding.auto_axes(on_device, axes=others, out_sharding=shardings)
     slow = P(nodes.slow)
@@ -215,24 +203,16 @@ def _partitioned(
     if explicit:
         return on_slow
 
-    def constrained(*args):  # without it, XLA returns whole arrays to every device of a node
-        return map_placed(
-            lambda placement, x: jax.lax.with_sharding_constraint(
-                x, NamedSharding(mesh, spec(placement, nodes))
-            ),
-            outs,
-            on_slow(*args),
-        )
+    def constrained(placement, x):  # else XLA returns whole arrays to every device of a node
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(placement, nodes)))
 
-    return constrained
+    return lambda *args: map_placed(constrained, outs, on_slow(*args))
 
 
 def check_arguments(args: tuple, ins: tuple, nodes: Nodes) -> None:
     """Raise ValueError or TypeError, naming the argument, unless each fits its placements."""
     if len(args) != len(ins):
-        raise ValueError(
-            f"ins has {len(ins)} placements, and the function was called with {len(args)} arguments"
-        )
+        raise ValueError(f"ins has {len(ins)} placements, and the call {len(args)} arguments")
     for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
         check_arrays(arg, or_numbers=True)
         check_node_axes(placements, arg, nodes, f"argument {i}")
@@ -246,9 +226,8 @@ def without_others() -> Iterator[None]:
             yield
     except comm.OutsideNodeAxis:
         raise ValueError(
-            "the function communicates (jgc.comm, a compressor), and each node is to run it "
-            "without the others. A loss sees one node's examples, and jgc takes the mean itself: "
-            "leave it out"
+            "the function communicates (jgc.comm, a compressor), but each node runs it by itself. "
+            "A loss sees one node's examples, and jgc takes the mean itself: leave it out"
         ) from None
 
 
@@ -260,10 +239,8 @@ def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable
             if not nodes.fast:
                 return fn(*args)
             traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        leaves = placed_leaves(outs, shapes)
-        for (name, placement, _), axes in zip(
-            leaves, varying(traced, ins, args, nodes), strict=True
-        ):
+        leaves, axes_of_outputs = placed_leaves(outs, shapes), varying(traced, ins, args, nodes)
+        for (name, placement, _), axes in zip(leaves, axes_of_outputs, strict=True):
             if axes & set(nodes.fast) - axes_of(placement, nodes):
                 raise ValueError(_inside_a_node(name))
         return evaluated(traced, shapes, args)
@@ -272,10 +249,7 @@ def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable
 
 
 def varying(traced: Any, ins: PyTree, args: PyTree, nodes: Nodes) -> list[frozenset[str]]:
-    """The mesh axes along which each output of a traced function differs.
-
-    `ins` are the placements of its arguments.
-    """
+    """The mesh axes along which each output of a traced function differs; `ins`: placements."""
     placements = jax.tree.leaves(jax.tree.broadcast(ins, args))
     return comm.varying_axes(traced, [axes_of(placement, nodes) for placement in placements])
 

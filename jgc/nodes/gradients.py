@@ -1,8 +1,7 @@
 """Node-local gradients of a loss, the input of a compressor.
 
-A loss is traced first, by itself, and the program that results runs on the node axis without JAX's
-check of replicated values. So a loss may contain any loop, any branch, and arrays of the mesh in
-its closure.
+A loss is traced separately, and its program runs on the node axis without JAX's check of replicated
+values. So a loss may contain any loop, any branch, and arrays of the mesh in its closure.
 """
 
 from collections.abc import Callable
@@ -45,23 +44,21 @@ def node_grads(
         `-> (scalar, aux)`. It may contain any loop or branch.
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`; `aux` on nodes of several devices: see `jgc.Metrics`.
-      unroll: whether the nodes of one device are computed one after another (True), or together
-        under `vmap` (False). By default one after another on CPU, together on GPU and TPU.
+      unroll: whether the nodes of a device are computed one after another (True), or together under
+        `vmap` (False). By default one after another on CPU, together on GPU and TPU.
       local: whether `loss` takes a third, node-local argument, such as batch statistics.
       placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a
-        node divide the parameters (FSDP, tensor parallel): gradients are then divided alike, and
-        XLA divides the node's work.
+        node divide the parameters (FSDP, tensor parallel): XLA then divides work and gradients.
       frozen: placements of a last argument that all nodes share and that gets no gradient, such as
-        the base weights under LoRA or a target network: SHARED, or `jgc.placements_of(frozen)`.
-        None if `loss` has no such argument.
+        base weights under LoRA: SHARED, or `jgc.placements_of(frozen)`; None without one.
 
     Returns:
       `(params, batch) -> (value, grads)`, both with a leading node axis [K]; the leaves of `batch`
-      have leading axes [K, b]. With `local`, `(params, batch, own) -> (value, grads)`, the leaves
-      of `own` [K, ...]. With `frozen`, one more argument at the end.
+      have leading axes [K, b]. With `local` a third argument, leaves [K, ...]; with `frozen` one
+      more at the end.
 
     Raises:
-      TypeError: something else in place of the loss or of the nodes.
+      TypeError: an argument of the wrong type.
       ValueError: when called, a loss that was averaged over the nodes, or a node's devices.
 
     Warns:
@@ -84,8 +81,7 @@ def node_grads(
     unroll = unrolled(unroll, nodes)
     run = partial(
         on_nodes, nodes=nodes, outs=(LOCAL, locally(placements)), unroll=unroll,
-        partitioned=partitioned,
-        communicates=False,
+        partitioned=partitioned, communicates=False,
     )  # fmt: skip
 
     def divided(*args):  # XLA divides the work; the loss may name the mesh, so the trace is inside
@@ -100,19 +96,17 @@ def node_grads(
         shapes = _shapes_on_a_device(args, ins, nodes)
         traced, out = _traced_apart(loss, shapes, nodes)
         _check_not_averaged(traced, nodes)
-        axes = [
-            tuple(axis for axis in nodes.fast if axis in x)
-            for x in varying(traced, ins, args, nodes)
-        ]
+        differing = varying(traced, ins, args, nodes)
+        axes = [tuple(axis for axis in nodes.fast if axis in x) for x in differing]
         on_mesh = {i: x for i, x in enumerate(traced.consts) if _lies_on_mesh(x)}
 
         def of_closure(params, rest, closure):
             consts = [closure.get(i, x) for i, x in enumerate(traced.consts)]
             return evaluated(traced, out, (params, *rest), consts)
 
-        program, result = _traced_apart(
-            differentiated(of_closure), (shapes[0], shapes[1:], _shapes(on_mesh)), nodes
-        )
+        closure = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), on_mesh)
+        inputs = shapes[0], shapes[1:], closure
+        program, result = _traced_apart(differentiated(of_closure), inputs, nodes)
         if on_cpu:
             warn_of_slow_loops(traced, program)
 
@@ -130,35 +124,24 @@ def node_grads(
 
 
 def unrolled(unroll: bool | None, nodes: Nodes) -> bool:
-    """Whether the gradients of a device's nodes are computed one after another; None chooses by the
-    device.
+    """Whether to compute gradients of a device's nodes one after another; None: as is faster.
 
-    Measured: convolutions on a CPU take 2.2 times as long under `vmap` as unrolled, and on an H100
-    2.8 times as long unrolled as under `vmap`, with 2.9 times the time to compile.
+    Convolutions on a CPU take 2.2 times as long under `vmap` as unrolled, and on an H100 2.8 times
+    as long unrolled as under `vmap`, with 2.9 times the time to compile.
 
     Example:
       >>> from jgc.nodes.layouts import make_nodes
       >>> nodes = make_nodes(2, devices=jax.devices()[:1])
       >>> unrolled(None, nodes), unrolled(False, nodes)
       (True, False)
-
-    Raises:
-      TypeError: something else than True, False and None.
     """
     if not (unroll is None or isinstance(unroll, bool)):
-        raise TypeError(
-            f"unroll must be True, False or None (which chooses by the device), got {unroll!r}"
-        )
+        raise TypeError(f"unroll must be True, False or None (as is faster), got {unroll!r}")
     return backend_of(nodes) == "cpu" if unroll is None else unroll
 
 
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-
-
 def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
-    """The shapes of the arguments where a loss sees them: one node's, and of its examples one
-    device's."""
+    """The shapes of a loss's arguments: one node's, and of its examples one device's."""
     check_arguments(args, ins, nodes)
 
     def shape(placement, x):
@@ -171,8 +154,7 @@ def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
 
 
 def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTree]:
-    """A function's jaxpr and its result's shapes, traced outside of the mesh, whose types Equinox's
-    closures refuse."""
+    """A function's jaxpr and its result's shapes, traced outside the mesh (for Equinox)."""
     axes = [(axis, nodes.size([axis])) for axis in (*nodes.slow, *nodes.fast)]
     inside = not jax.sharding.get_abstract_mesh().empty  # jax.set_mesh is in force
     outside = jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if inside else nullcontext()
@@ -181,8 +163,7 @@ def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTre
 
 
 def _lies_on_mesh(x: Any) -> bool:
-    """Whether an array of a loss's closure lies on several devices, or may do. Raise ValueError on
-    Explicit axes."""
+    """Whether a closure's array may lie on several devices. Raise ValueError on Explicit axes."""
     in_a_trace = isinstance(x, jax.core.Tracer)
     sharding = jax.typeof(x).sharding if in_a_trace else sharding_of(x)
     if not isinstance(sharding, NamedSharding):
@@ -220,16 +201,14 @@ def _named_faults():
             "mean over nodes itself: leave it out"
         ) from None
     except (NotImplementedError, ValueError) as error:
-        if not str(error).startswith(
-            ("Closing over inputs to shard_map", "Context mesh ", "Mesh for all inputs")
-        ):
+        known = ("Closing over inputs to shard_map", "Context mesh ", "Mesh for all inputs")
+        if not str(error).startswith(known):
             raise
         raise ValueError(_IN_CLOSURE) from None
 
 
 def _check_not_averaged(traced: Any, nodes: Nodes) -> None:
-    """Raise ValueError if a loss was averaged over devices: all nodes would have the same
-    gradient."""
+    """Raise ValueError if a loss was averaged over devices: all nodes' gradients would be equal."""
     all_axes = frozenset((*nodes.slow, *nodes.fast))
     axes = comm.varying_axes(traced, [all_axes] * len(traced.jaxpr.invars))[0]
     missing = [axis for axis in (*nodes.slow, *nodes.fast) if axis not in axes]

@@ -5,9 +5,9 @@
     3. several nodes per device on several devices: `vmap` inside `shard_map`.
 
 The same method code runs in all three and gives the same result (with `rbg` keys, random numbers
-differ). A node may also own several devices, along the fast axes of the mesh. They either hold
+differ). A node may also have several devices, along the fast axes of the mesh. They either hold
 copies of the parameters, and the node's gradient is their mean; or they divide the parameters
-(FSDP, tensor parallel), and each device compresses the gradient of its own shards.
+(FSDP, tensor parallel), and each device compresses the gradient of its shards.
 """
 
 import math
@@ -30,22 +30,20 @@ def make_nodes(
 ) -> Nodes:
     """Lay out `count` nodes on the devices that are present.
 
-    With one device, all nodes are emulated on it, on a mesh if it is not JAX's default device. With
-    fewer devices than nodes, every device gets equally many nodes. With at least
-    `count * devices_per_node` devices, every node gets its own. With several processes
+    With one device, all nodes are emulated on it (on a mesh if it is not JAX's default device);
+    with fewer devices than nodes, every device gets equally many nodes. With several processes
     (`jax.distributed`), every process gets equally many nodes. Devices of several TPU slices are
     taken slice after slice, equally many of each.
 
     Args:
       count: K, at least 1.
-      devices: the devices to use. Default: all of `jax.devices()`; with several processes, equally
-        many of each.
+      devices: the devices to use. Default: `jax.devices()`, equally many of each process.
       devices_per_node: devices of one node; its gradient is their exact mean.
 
     Raises:
-      TypeError: `count` or `devices_per_node` is not a whole number, or `devices` is one device.
-      ValueError: `count` or `devices_per_node` is not positive, `devices` is empty, or the nodes do
-        not divide among the devices or the processes.
+      TypeError: an argument of the wrong type.
+      ValueError: a number below 1, `devices` is empty, or the nodes do not divide among the devices
+        or the processes.
 
     Example:
       >>> make_nodes(8, devices=jax.devices()[:1]).layout
@@ -61,10 +59,8 @@ def make_nodes(
     if devices_per_node > 1:
         needed = count * devices_per_node
         if len(devices) < needed:
-            raise ValueError(
-                f"{count} nodes of {devices_per_node} devices need {needed} devices, got "
-                f"{len(devices)}"
-            )
+            want = f"{count} nodes of {devices_per_node} devices need {needed} devices"
+            raise ValueError(f"{want}, got {len(devices)}")
         shape, axes = (count, devices_per_node), (NODE, FAST)
         return Nodes(count, 1, _mesh(shape, axes, devices), (NODE,), (FAST,))
     if len(devices) == 1 and count > 1 and devices[0] == _default_device():
@@ -93,8 +89,7 @@ def _default_device() -> jax.Device:
 
 
 def _mesh(shape: tuple[int, ...], axes: tuple[str, ...], devices: Sequence[jax.Device]) -> Mesh:
-    """A mesh of the first devices; of several TPU slices, of equally many of each, slice after
-    slice."""
+    """A mesh of the first devices; of TPU slices equally many of each, slice after slice."""
     used, auto = math.prod(shape), (AxisType.Auto,) * len(axes)
     slices: dict[int, list[jax.Device]] = {}
     for device in devices:
@@ -102,14 +97,12 @@ def _mesh(shape: tuple[int, ...], axes: tuple[str, ...], devices: Sequence[jax.D
     share = -(-used // len(slices))
     if len(slices) == 1:
         return jax.make_mesh(shape, axes, axis_types=auto, devices=list(devices[:used]))
-    # jax.make_mesh orders the devices of one slice by the links between them, and refuses those of
-    # several
+    # jax.make_mesh orders the devices of a slice by their links, and refuses several slices
     order: list[jax.Device] = []
-    for _, own in sorted(slices.items()):
-        part = own[:share] if share <= min(map(len, slices.values())) else own
-        order += jax.make_mesh(
-            (len(part),), axes[:1], axis_types=auto[:1], devices=part
-        ).devices.tolist()
+    for _, part in sorted(slices.items()):
+        part = part[:share] if share <= min(map(len, slices.values())) else part
+        mesh = jax.make_mesh((len(part),), axes[:1], axis_types=auto[:1], devices=part)
+        order += mesh.devices.tolist()
     return Mesh(np.array(order[:used]).reshape(shape), axes, axis_types=auto)
 
 
@@ -119,40 +112,35 @@ def _all_devices(count: int, devices_per_node: int) -> list[jax.Device]:
     if processes == 1:
         return jax.devices()
     if count % processes:
-        nearest = [
-            k for k in (count // processes * processes, -(-count // processes) * processes) if k
-        ]
-        raise ValueError(
-            f"{count} nodes do not divide among {processes} processes; use "
-            f"{' or '.join(str(k) for k in nearest)} nodes"
-        )
-    mine, own = count // processes, [jax.local_devices(process_index=i) for i in range(processes)]
-    fewest = min(len(devices) for devices in own)
+        nearest = count // processes * processes, -(-count // processes) * processes
+        use = " or ".join(str(k) for k in nearest if k)
+        cure = f"use {use} nodes"
+        raise ValueError(f"{count} nodes do not divide among {processes} processes; {cure}")
+    share, of_each = count // processes, [jax.local_devices(i) for i in range(processes)]
+    fewest = min(map(len, of_each))
     if devices_per_node > 1:
-        used = min(mine * devices_per_node, fewest)
+        used = min(share * devices_per_node, fewest)
     else:
-        used = max(k for k in range(1, min(fewest, mine) + 1) if mine % k == 0)
-    return [device for devices in own for device in devices[:used]]
+        used = max(k for k in range(1, min(fewest, share) + 1) if share % k == 0)
+    return [device for devices in of_each for device in devices[:used]]
 
 
 def from_mesh(
     mesh: Mesh, slow: str | Sequence[str], fast: str | Sequence[str] = (), per_device: int = 1
 ) -> Nodes:
-    """Lay out nodes on a mesh: compress over the axes `slow`; the devices along `fast` are one
-    node.
+    """Lay out nodes on a mesh: compress over the axes `slow`; devices along `fast` are one node.
 
     Args:
       mesh: with Auto or Explicit axes.
-      slow: axes between nodes, e.g. "dcn". Nodes are numbered in the order of the mesh's axes,
-        whatever the order here.
+      slow: axes between nodes, e.g. "dcn". Nodes are numbered in the order of the mesh's axes.
       fast: axes inside a node, e.g. ("fsdp", "tensor"). Parameters may be divided over them, and so
         are a node's examples. All other axes of the mesh hold copies.
       per_device: nodes that are emulated on each device, or each group of devices along `fast`.
 
     Raises:
-      TypeError: something else in place of the mesh, or `per_device` is not a whole number.
-      ValueError: `slow` names no axis, an axis is not one of the mesh's or is named twice, the axes
-        are neither all Auto nor all Explicit, or `per_device` is not positive.
+      TypeError: an argument of the wrong type.
+      ValueError: `slow` is empty, an axis is unknown or named twice, the axes are neither all Auto
+        nor all Explicit, or `per_device` is not positive.
 
     Example:
       >>> mesh = jax.make_mesh((1, 1), ("dcn", "fsdp"), devices=jax.devices()[:1])
@@ -162,9 +150,7 @@ def from_mesh(
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
     _check_positive("per_device", per_device)
-    slow, fast = (
-        ((axes,) if isinstance(axes, str) else tuple(axes or ())) for axes in (slow, fast)
-    )
+    slow, fast = ((x,) if isinstance(x, str) else tuple(x or ()) for x in (slow, fast))
     for axis in (*slow, *fast):
         if axis not in mesh.shape:
             raise ValueError(f"mesh axis {axis!r} is not one of {tuple(mesh.shape)}")
@@ -174,11 +160,8 @@ def from_mesh(
     if len(set(kinds.values())) > 1 or "Manual" in kinds.values():
         raise ValueError(f"the axes of the mesh must be all Auto or all Explicit, got {kinds}")
     if not slow:
-        raise ValueError(
-            f"slow must name at least one axis of the mesh, which has {tuple(mesh.shape)}"
-        )
-    # `lax.ppermute` numbers the devices of several axes in the mesh's order, `lax.axis_index` in
-    # the order given
+        raise ValueError(f"slow must name at least one axis of the mesh, of {tuple(mesh.shape)}")
+    # `lax.ppermute` numbers devices in the mesh's order, `lax.axis_index` in the given order
     slow, fast = (tuple(axis for axis in mesh.axis_names if axis in axes) for axes in (slow, fast))
     nodes = Nodes(1, per_device, mesh, slow, fast)
     return nodes._replace(count=per_device * nodes.size(slow))

@@ -1,8 +1,7 @@
-"""Where arrays lie on the node axis: one copy for all nodes, one entry per node, or each node's
-examples.
+"""Where arrays lie on the node axis.
 
 A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices,
-`Sharded` says how they divide an array, and `Stacked` that each of them has an entry of its own.
+`Sharded` says how they divide an array, and `Stacked` that each of them has a separate entry.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from jgc.types import Nodes, PyTree, State
 
 SHARED = "shared"  # the same on every node
 LOCAL = "local"  # leading axis [K]: one entry per node
-BATCH = "batch"  # leading axes [K, b]: a node's examples, split over the node's own devices
+BATCH = "batch"  # leading axes [K, b]: a node's examples, split over its devices
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Stacked:
-    """The placement of an array with an entry for each device of a node, e.g. the residual of its
-    shards.
+    """The placement of an array with an entry for each device of a node, e.g. a residual.
 
     Attributes:
       placement: SHARED, leading axis [F] of the devices; or LOCAL, leading axes [K, F].
@@ -58,19 +56,12 @@ Placement = str | Sharded | Stacked
 class ByShards:
     """Half of the `State` of a compressor whose gradients are divided inside a node.
 
-    Leaves that are divided over the same fast axes form a group. Each device compresses its own
-    shards of a group.
-
-    Attributes:
-      parts: the state of each group; arrays have an axis for the devices (see `Stacked`) outside a
-        step.
-      axes: the fast axes of each group; () for leaves that all devices of a node hold whole.
-      group_of: the group of each leaf of the gradients, in tree order.
+    Leaves that are divided over the same fast axes form a group, whose shards a device compresses.
     """
 
-    parts: tuple[PyTree, ...]
-    axes: tuple[tuple[str, ...], ...]
-    group_of: tuple[int, ...]
+    parts: tuple[PyTree, ...]  # of each group; outside a step arrays have an axis of the devices
+    axes: tuple[tuple[str, ...], ...]  # the fast axes of each group; () for whole leaves
+    group_of: tuple[int, ...]  # the group of each leaf of the gradients, in tree order
 
 
 def is_placement(x: Any) -> bool:
@@ -92,14 +83,11 @@ def check_placements(placements: PyTree) -> None:
 
 
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless every array with an entry for each node has a
-    leading axis [K].
+    """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
 
-    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples
-    is NaN, with gradients that are zero or NaN.
+    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: its mean loss is NaN.
     """
-
-    # K, but for layouts in which one node stands for all (`comm.local_copies`)
+    # K, except in layouts where one node stands for all (`comm.local_copies`)
     count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
     parts = nodes.size(nodes.fast) if nodes.fast else 1
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -110,10 +98,7 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
             continue
         shape = getattr(x, "shape", ())
         if not shape or shape[0] != count:
-            cure = (
-                "jgc.node_grads returns such gradients, compressor.init such a state, "
-                "jgc.init_optax that of optax"
-            )
+            cure = "jgc.node_grads, compressor.init and jgc.init_optax return such arrays"
             if placement == BATCH:
                 cure = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
                 if not shape:
@@ -128,15 +113,12 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
         if parts > 1 and (len(shape) < 2 or shape[1] % parts):
             raise ValueError(
                 f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's "
-                f"examples, must be divisible by {parts}: the devices of a node share them. Give "
-                "one entry for each example, of random keys too"
+                f"examples, must be divisible by the node's {parts} devices (random keys, too)"
             )
         batches += [shape] if len(shape) > 1 else []
     if batches and not any(shape[1] for shape in batches):
-        raise ValueError(
-            f"{name} has no examples, an array of shape {batches[0]}: its arrays have axes "
-            "[K, b, ...], b at least 1; leave out the step, or give every node an example"
-        )
+        empty = f"{name} has no examples, an array of shape {batches[0]}"
+        raise ValueError(f"{empty}: give every node one")
 
 
 def which_leaf(path: tuple[Any, ...], name: str) -> str:
@@ -166,18 +148,17 @@ def axes_of_dim(dim: Any) -> tuple[str, ...]:
 
 
 def locally(placements: PyTree) -> PyTree:
-    """The placements of one array per node in place of one for all: of gradients, given those of
-    parameters.
+    """The placements of an array per node instead of one for all: gradients', from parameters'.
 
     Example:
       >>> locally({"w": SHARED, "kernel": Sharded(SHARED, P("fsdp"))})["kernel"].placement
       'local'
     """
 
-    def own(x):
+    def local(x):
         return LOCAL if isinstance(x, str) else dataclasses.replace(x, placement=LOCAL)
 
-    return jax.tree.map(own, placements, is_leaf=is_placement)
+    return jax.tree.map(local, placements, is_leaf=is_placement)
 
 
 def any_divided(placements: PyTree) -> bool:
@@ -186,14 +167,12 @@ def any_divided(placements: PyTree) -> bool:
 
 
 def sharding_of(x: Any) -> Any:
-    """The sharding of an array or a `jax.ShapeDtypeStruct`; None if it is unknown, as in a
-    trace."""
+    """The sharding of an array or a `jax.ShapeDtypeStruct`; None if unknown, as in a trace."""
     return None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
 
 
 def sharding_spec(x: Any) -> P:
-    """How an array, or a `jax.ShapeDtypeStruct`, is divided; P() if it is not, or if that is
-    unknown (in a trace)."""
+    """How an array or a `jax.ShapeDtypeStruct` is divided; P() if it is not, or in a trace."""
     sharding = sharding_of(x)
     if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
         return sharding.spec
@@ -201,8 +180,7 @@ def sharding_spec(x: Any) -> P:
 
 
 def check_divided(tree: PyTree, nodes: Nodes) -> None:
-    """Raise ValueError, naming the leaf, if a leaf is divided unevenly, or over an axis that is not
-    fast."""
+    """Raise ValueError, naming the leaf, if it is divided unevenly, or not over fast axes."""
     for name, x in leaves_by_path(tree).items():
         for i, dim in enumerate(sharding_spec(x)):
             for axis in axes_of_dim(dim):
@@ -214,19 +192,15 @@ def check_divided(tree: PyTree, nodes: Nodes) -> None:
                         f"the fast axes {nodes.fast}: parameters may be divided inside a node "
                         f"only; {cure}"
                     )
-            if x.shape[i] % (parts := nodes.size(axes_of_dim(dim))):
-                raise ValueError(
-                    f"{name!r}: {parts} devices do not divide dimension {i} of {x.shape}"
-                )
+            if x.shape[i] % (n := nodes.size(axes_of_dim(dim))):
+                raise ValueError(f"{name!r}: {n} devices do not divide dimension {i} of {x.shape}")
 
 
 def placements_of(tree: PyTree) -> PyTree:
-    """The placement of every leaf of a tree of parameters, or of a tree with `State`s, e.g. an
-    optax state.
+    """The placement of every leaf of parameters, or of a tree with `State`s, e.g. an optax state.
 
-    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED; those whose arrays are divided
-    among the devices of a node are `Sharded`. What `optax.MultiSteps` around `as_optax` adds up is
-    LOCAL.
+    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED, or `Sharded` if the devices of a
+    node divide them. The sums of `optax.MultiSteps` around `as_optax` are LOCAL.
 
     Raises:
       ValueError: an optax wrapper around `as_optax` that cannot work (docs/composing.md).
@@ -245,14 +219,14 @@ def placements_of(tree: PyTree) -> PyTree:
         if isinstance(x, State):
             return State(_of_state(x.shared, SHARED), _of_state(x.local, LOCAL))
         if is_accumulator(x):
-            rest = jax.tree.map(placement, x._replace(acc_grads=None), is_leaf=is_own)
+            rest = jax.tree.map(placement, x._replace(acc_grads=None), is_leaf=is_special)
             return rest._replace(acc_grads=jax.tree.map(of_node, x.acc_grads))
         return Sharded(SHARED, sharding_spec(x)) if sharding_spec(x) != P() else SHARED
 
-    def is_own(x):
+    def is_special(x):
         return isinstance(x, State) or is_accumulator(x)
 
-    return jax.tree.map(placement, tree, is_leaf=is_own)
+    return jax.tree.map(placement, tree, is_leaf=is_special)
 
 
 def of_node(x: Any) -> Placement:

@@ -20,9 +20,8 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     the result deletes it.
 
     Raises:
-      TypeError: something else in place of the nodes; a leaf is neither an array nor a number.
-      ValueError: a leaf of `placements` is not a placement, or the first axis of a LOCAL or BATCH
-        leaf is not K.
+      TypeError: `nodes` is no layout; a leaf is neither an array nor a number.
+      ValueError: an unknown placement, or the first axis of a LOCAL or BATCH leaf is not K.
     """
     check_nodes(nodes)
     check_placements(placements)
@@ -39,7 +38,7 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
 
 def _strong(x: Any) -> Any:
-    """An array without a weak type, which would compile anew; one of NumPy's stays on the host."""
+    """An array without a weak type, which would compile again; one of NumPy's stays on the host."""
     if not hasattr(x, "dtype"):
         return np.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
@@ -55,34 +54,30 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
         return jax.tree.map(shape, tree)
 
     def put(placement, sub):
-        return jax.tree.map(
-            lambda x: shape(x, NamedSharding(nodes.mesh, spec(placement, nodes))), sub
-        )
+        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
+        return jax.tree.map(lambda x: shape(x, sharding), sub)
 
     return jax.tree.map(put, placements, tree, is_leaf=is_placement)
 
 
 def place_array(x: Any, sharding: Sharding) -> Array:
-    """Put one whole array, equal in all processes, on the devices. Each process puts its own
-    part."""
+    """Put a whole array, equal in all processes, on the devices. Each process puts its part."""
     x = _strong(x)
     if sharding.is_fully_addressable or (isinstance(x, Array) and not x.is_fully_addressable):
         return jax.device_put(x, sharding)
     if is_key(x):
-        return jax.random.wrap_key_data(
-            place_array(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x)
-        )
+        data = place_array(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     host = np.asarray(x)  # not device_put: it would first compare x between all processes
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
-    """Make BATCH arrays [K, b, ...] and LOCAL ones [K]; each process makes only the part of its own
-    nodes.
+    """Make BATCH arrays [K, b, ...] and LOCAL ones [K]; each process makes the part of its nodes.
 
     Args:
-      part: `slice(a, b) -> tree of host arrays [b - a, ...]`, those of nodes a to b - 1;
-        `slice(None)` means all nodes.
+      part: `slice(a, b) -> tree of host arrays [b - a, ...]` of nodes a to b - 1; `slice(None)`
+        means all nodes.
       nodes: the layout.
 
     Returns:
@@ -97,27 +92,23 @@ def place_parts(part: Callable[[slice], PyTree], nodes: Nodes) -> PyTree:
         tree = part(slice(None))
         return place(tree, jax.tree.map(lambda x: BATCH if np.ndim(x) > 1 else LOCAL, tree), nodes)
     divided = NamedSharding(nodes.mesh, spec(BATCH, nodes))
-    indices = divided.addressable_devices_indices_map(
-        (nodes.count, nodes.size(nodes.fast))
-    ).values()
-    own = {str(index[0]): index[0] for index in indices if index}
-    trees = {name: part(index) for name, index in own.items()}
+    shape = (nodes.count, nodes.size(nodes.fast))
+    indices = divided.addressable_devices_indices_map(shape).values()
+    trees = {str(index): part(index) for index in {str(x[0]): x[0] for x in indices if x}.values()}
 
     def whole(*parts):
         of_nodes = dict(zip(trees, parts, strict=True))
         sharding = divided if parts[0].ndim > 1 else NamedSharding(nodes.mesh, spec(LOCAL, nodes))
+        shape = (nodes.count, *parts[0].shape[1:])
         return jax.make_array_from_callback(
-            (nodes.count, *parts[0].shape[1:]),
-            sharding,
-            lambda index: of_nodes[str(index[0])][:, *index[1:]],
+            shape, sharding, lambda index: of_nodes[str(index[0])][:, *index[1:]]
         )
 
     return jax.tree.map(whole, *trees.values())
 
 
 def to_host(x: Array) -> np.ndarray:
-    """A whole array on the host, even if processes hold parts of it. All processes must call it, in
-    the same order.
+    """A whole array on the host. Collective: all processes must call it, in the same order.
 
     Raises:
       TypeError: a tree, or a random key.
@@ -135,25 +126,18 @@ def to_host(x: Array) -> np.ndarray:
 
 
 def of_first_process(x: Any, nodes: Nodes) -> np.ndarray:
-    """An array that every process computed for itself, on the host: in all processes that of the
-    first.
+    """The first process's copy, on the host, of an array that every process computed.
 
-    Processes may differ by rounding: each compiles for itself, and on GPUs XLA chooses algorithms
-    by their time. All processes of `nodes` must call it, in the same order.
+    Copies may differ by rounding: each process compiles for itself, and on GPUs XLA chooses
+    algorithms by their time. Collective over the processes of `nodes`.
     """
     host, mesh = np.asarray(x), nodes.mesh
-    if (
-        not isinstance(mesh, Mesh)
-        or len({device.process_index for device in mesh.devices.flat}) == 1
-    ):
+    if not isinstance(mesh, Mesh) or len({x.process_index for x in mesh.devices.flat}) == 1:
         return host
-    one_each = NamedSharding(mesh, P(mesh.axis_names))
-    copies = jax.make_array_from_callback(
-        (mesh.size, *host.shape), one_each, lambda index: host[None]
-    )
-    return np.asarray(
-        jax.jit(lambda copies: copies[0], out_shardings=NamedSharding(mesh, P()))(copies)
-    )
+    each, shape = NamedSharding(mesh, P(mesh.axis_names)), (mesh.size, *host.shape)
+    copies = jax.make_array_from_callback(shape, each, lambda index: host[None])
+    first = jax.jit(lambda copies: copies[0], out_shardings=NamedSharding(mesh, P()))
+    return np.asarray(first(copies))
 
 
 def per_node(x: Array, nodes: Nodes) -> Array:

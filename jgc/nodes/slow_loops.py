@@ -21,20 +21,14 @@ class SlowLoopWarning(UserWarning):
 
 
 class Looped(NamedTuple):
-    """A convolution in a loop or branch.
+    """A convolution in a loop or branch."""
 
-    Attributes:
-      dimensions: its dimension numbers, which tell gradients from forward passes.
-      loop: the loop, e.g. "a scan of 8 turns".
-    """
-
-    dimensions: Any
-    loop: str
+    dimensions: Any  # its dimension numbers, which tell gradients from forward passes
+    loop: str  # the loop, e.g. "a scan of 8 turns"
 
 
 def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
-    """Warn if the gradient of a loss has convolutions in loops that the loss lacks. Both arguments
-    are jaxprs.
+    """Warn if a gradient has convolutions in loops that its loss lacks; both are jaxprs.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -43,16 +37,14 @@ def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
       >>> args = jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8))
       >>> warn_of_slow_loops(jax.make_jaxpr(loss)(*args), jax.make_jaxpr(jax.grad(loss))(*args))
     """
-    forward = convolutions_in_loops(loss)
-    known = {x.dimensions for x in forward}
+    known = {x.dimensions for x in convolutions_in_loops(loss)}
     backward = [x for x in convolutions_in_loops(gradient) if x.dimensions not in known]
     if backward:
         warnings.warn(
             f"the gradient of a convolution lies in {backward[0].loop}, where XLA on CPU takes 10 "
-            "to 30 times as long for it: unroll the loop whole (lax.scan(..., unroll=True), or a "
-            "Python loop), take microbatches at once, and write a branch as jnp.where of both "
-            "results. If the loop must stay, to save memory: warnings.filterwarnings('ignore', "
-            "category=jgc.SlowLoopWarning)",
+            "to 30 times as long for it: unroll the loop (lax.scan(..., unroll=True), or a Python "
+            "loop), take microbatches together, and write a branch as jnp.where of both results. "
+            "Or silence this: warnings.filterwarnings('ignore', category=jgc.SlowLoopWarning)",
             SlowLoopWarning,
             stacklevel=2,
         )
@@ -62,9 +54,6 @@ def convolutions_in_loops(jaxpr: Any) -> list[Looped]:
     """The convolutions of a traced function that lie in a loop or branch.
 
     A `scan` of one turn, or one that is unrolled whole, is no loop.
-
-    Args:
-      jaxpr: of `jax.make_jaxpr`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -88,13 +77,9 @@ def _looped(jaxpr: Any, loop: str) -> Iterator[Looped]:
 
 
 def _loop_of(eqn: Any) -> str:
-    """The name of a loop or branch; "" for another operation, and for a scan that XLA does not see
-    as a loop."""
+    """The name of a loop or branch; "" for other operations, and a scan that is no loop to XLA."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        return (
-            f"a scan of {params['length']} turns"
-            if params["length"] > max(params["unroll"], 1)
-            else ""
-        )
+        turns = params["length"]
+        return f"a scan of {turns} turns" if turns > max(params["unroll"], 1) else ""
     return {"while": "a while loop", "cond": "a branch of a conditional"}.get(name, "")

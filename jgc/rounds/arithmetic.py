@@ -5,8 +5,8 @@
 
 XLA does not promise equal bits on different machines: it fuses a multiplication with an addition
 where the processor can, and divides by multiplying. So everything here is elementwise numpy in f32,
-one operation after another, each rounded once as IEEE 754 has it. No sum runs over the values of an
-array, nor `np.dot`; constants are made of Python's floats by + - * / alone, not by `pow`.
+each operation rounded once as in IEEE 754. There are no sums over an array and no `np.dot`;
+constants are computed from Python's floats by + - * /, not by `pow`.
 """
 
 import dataclasses
@@ -22,19 +22,12 @@ Arrays = dict[str, np.ndarray]
 
 
 class Shared(NamedTuple):
-    """What all nodes hold alike.
+    """The state that is equal on all nodes."""
 
-    Attributes:
-      number: how many rounds it comes after.
-      theta: f32[n], the parameters.
-      outer: the outer optimiser's arrays.
-      digest: SHA-256 of all that, in hexadecimal.
-    """
-
-    number: int
-    theta: Vector
-    outer: Arrays
-    digest: str
+    number: int  # of closed rounds
+    theta: Vector  # f32[n], the parameters
+    outer: Arrays  # the outer optimiser's arrays
+    digest: str  # SHA-256 of all that, in hexadecimal
 
 
 class Outer(Protocol):
@@ -61,8 +54,7 @@ def shared_state(number: int, theta: Vector, outer: Arrays) -> Shared:
 
 
 def usable(x: Vector) -> bool:
-    """Whether all values are finite and below 1e15 in magnitude. All nodes decide alike: a maximum
-    does not depend on the order.
+    """Whether all values are finite and below 1e15 in magnitude, with the same result on all nodes.
 
     Example:
       >>> [usable(np.array([1, last], np.float32)) for last in (-1e14, 2e15, np.nan)]
@@ -72,13 +64,9 @@ def usable(x: Vector) -> bool:
 
 
 def weighted_mean(vectors: Iterable[tuple[int, Vector]], most: int) -> Vector | None:
-    """The mean of (tokens, f32[n]) weighted by tokens, added one after another; None without
-    vectors.
+    """The mean of (tokens, f32[n]) weighted by tokens / most, in order; None without vectors.
 
-    Args:
-      vectors: taken one at a time, so that only one is in memory.
-      most: the largest number of tokens. Weights are relative to it: those of equal nodes are 1,
-        and the mean is the plain one. If it is 0, all weights are 1.
+    `most` is the largest number of tokens: equal nodes have the weight 1, as all do if it is 0.
 
     Example:
       >>> weighted_mean([(3, np.float32([0, 4])), (1, np.float32([4, 8]))], most=3)
@@ -93,29 +81,21 @@ def weighted_mean(vectors: Iterable[tuple[int, Vector]], most: int) -> Vector | 
     return total if total is None else total / np.float32(weights)
 
 
-def stepped(
-    outer: Outer, shared: Shared, vectors: Iterable[tuple[int, Vector]], most: int
-) -> Shared:
-    """The shared state after a round; see `weighted_mean`. Without vectors only the number
-    changes."""
-    check_denormals()
-    mean = weighted_mean(vectors, most)
-    if mean is None:
-        return shared_state(shared.number + 1, shared.theta, shared.outer)
-    theta, arrays = outer.step(shared.theta, mean, shared.outer)
-    return shared_state(shared.number + 1, theta, arrays)
+def stepped(outer: Outer, shared: Shared, vectors: Iterable[tuple[int, Vector]], most: int) -> Shared:
+    """The shared state after a round; see `weighted_mean`. Without vectors only the number changes.
 
-
-def check_denormals() -> None:
-    """Raise RuntimeError if this thread flushes denormal numbers to zero.
-
-    A library built with -ffast-math switches that on for the thread that loads it.
+    Raises RuntimeError if this thread flushes denormal numbers to zero.
     """
     if not np.float32(1e-40) * np.float32(0.5) > 0:
         raise RuntimeError(
             "this thread rounds denormal numbers to zero (a library built with -ffast-math does that "
             "on import), so this node would diverge from the others: import that library elsewhere"
         )
+    mean = weighted_mean(vectors, most)
+    if mean is None:
+        return shared_state(shared.number + 1, shared.theta, shared.outer)
+    theta, arrays = outer.step(shared.theta, mean, shared.outer)
+    return shared_state(shared.number + 1, theta, arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +137,7 @@ class AdamW:
         _check("b1", self.b1, 0 <= self.b1 < 1, "in [0, 1)")
         _check("b2", self.b2, 0 <= self.b2 < 1, "in [0, 1)")
         _check("eps", self.eps, 0 < self.eps < float("inf"), "finite and positive")
-        _check(
-            "weight_decay", self.weight_decay, 0 <= self.weight_decay < float("inf"), "at least 0"
-        )
+        _check("weight_decay", self.weight_decay, 0 <= self.weight_decay < float("inf"), "at least 0")
 
     def init(self, n: int) -> Arrays:
         zeros = np.zeros(n, np.float32)
@@ -173,16 +151,11 @@ class AdamW:
         unbiased_m, unbiased_v = m / f(1 - power(self.b1, count)), v / f(1 - power(self.b2, count))
         # np.sqrt is rounded correctly, as + - * / are, so it has the same bits everywhere
         update = unbiased_m / (np.sqrt(unbiased_v) + f(self.eps)) + f(self.weight_decay) * theta
-        return theta - f(self.rate) * update, {
-            "count": np.array(count, np.int32),
-            "mean": m,
-            "square": v,
-        }
+        return theta - f(self.rate) * update, {"count": np.array(count, np.int32), "mean": m, "square": v}
 
 
 def power(x: float, n: int) -> float:
-    """x to the n-th by multiplication, for the C library's `pow` has other bits on other
-    systems."""
+    """x to the n-th by multiplication: the bits of the C library's `pow` differ between systems."""
     result = 1.0
     while n:
         if n & 1:

@@ -3,11 +3,10 @@
     bucket = open_bucket("s3://bucket/run7")      # also gs://, az://, file:// and the path of a folder
     bucket.create("rounds/00000003/paris.msg", data)
 
-What a bucket must guarantee
+A bucket must guarantee
 
-  1. Strong read-after-write: an object that was created, and a listing that names it, are seen by
-     every later request of any node.
-  2. Conditional create: of several processes that create one name at once, exactly one succeeds.
+  1. Strong read-after-write: every later request of any node sees a created object, also in lists.
+  2. Conditional create: of several processes that create a name, exactly one succeeds.
   3. Atomic objects: a reader sees a whole object or none.
 
 S3, GCS, Azure Blob Storage, R2, MinIO and SeaweedFS do; so does a local folder, and a shared one if
@@ -26,11 +25,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
-PARALLEL = 16  # requests that `get` sends at once
+PARALLEL = 16  # concurrent requests of `get`
 
 
 class BucketError(Exception):
-    """A request that failed, in one line; the object may have been written all the same."""
+    """A request that failed, in one line; the object may have been written nevertheless."""
 
 
 class NoBucket(BucketError):
@@ -57,13 +56,12 @@ class Counts(NamedTuple):
 
 
 class Bucket(Protocol):
-    """What the protocol asks of a bucket. Names are relative, parts joined by "/"."""
+    """The requests of the protocol. Names are relative, parts joined by "/"."""
 
     counts: Counts
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that does not exist. False if it exists, also if this process wrote
-        it."""
+        """Write an object that does not exist. False if it exists, even if this process wrote it."""
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         """The objects, in parallel; None for a name that does not exist."""
@@ -97,9 +95,7 @@ class ObjectStore:
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         # `map` carries an error of a thread to the caller
-        objects = (
-            [self._get(names[0])] if len(names) == 1 else list(self._pool.map(self._get, names))
-        )
+        objects = [self._get(names[0])] if len(names) == 1 else list(self._pool.map(self._get, names))
         self._count(get=len(names), down=sum(len(x) for x in objects if x))
         return objects
 
@@ -158,18 +154,12 @@ class ObjectStore:
             return NoBucket(f"{self.url}: there is no such bucket; create it first ({line})")
         full = r"No space left|507 Insufficient|File too large|StorageFull|QuotaExceeded|Disk quota"
         if re.search(full, str(error)):
-            return BucketError(
-                f"{self.url}: the bucket is full; delete old rounds or make room ({line})"
-            )
-        if re.search(
-            r"169\.254\.169\.254|metadata\.google|MissingAccount|Account must", str(error)
-        ):
+            return BucketError(f"{self.url}: the bucket is full; delete old rounds or make room ({line})")
+        if re.search(r"169\.254\.169\.254|metadata\.google|MissingAccount|Account must", str(error)):
             return NoBucket(f"{self.url}: no credentials in the environment ({line})")
         if "RequestTimeTooSkewed" in str(error):  # a 403, too
             return NoBucket(f"{self.url}: this machine's clock is wrong; set it ({line})")
-        if re.search(
-            r"\b40[13]\b|Unauth|PermissionDenied|AccessDenied|InvalidAccessKey", str(error)
-        ):
+        if re.search(r"40[13]|Unauth|PermissionDenied|AccessDenied|InvalidAccessKey", str(error)):
             return NoBucket(f"{self.url}: the credentials are refused ({line})")
         return BucketError(f"{self.url}: {line}")
 
@@ -180,12 +170,12 @@ def open_bucket(url: str | os.PathLike, seconds: float = 300, **options: Any) ->
     Args:
       url: s3://bucket/prefix, gs://..., az://container/..., file:///folder, memory:///, or the path
         of a folder, which is made if its parent exists.
-      seconds: limit of a request, for a message on the slowest link; shorter than a hanging server.
-      options: of `obstore.store.from_url`, e.g. `endpoint`, `region`; credentials are those of the
+      seconds: limit of a request, enough for a message on the slowest link.
+      options: of `obstore.store.from_url`, e.g. `endpoint`, `region`; credentials come from the
         environment (AWS_ACCESS_KEY_ID, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_NAME ...).
 
     Raises:
-      NoBucket: obstore is not installed, or the URL or the credentials are no good.
+      NoBucket: obstore is not installed, or the URL or the credentials are invalid.
 
     Example:
       >>> bucket = open_bucket("memory:///")
@@ -208,7 +198,7 @@ def open_bucket(url: str | os.PathLike, seconds: float = 300, **options: Any) ->
         endpoint = str(options.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", "")))
         if endpoint.startswith("http://"):
             options["client_options"].setdefault("allow_http", True)
-        # Few retries: the protocol waits and tries again by itself, and says so meanwhile.
+        # few retries: the protocol itself waits and tries again, and says so
         options["retry_config"] = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
         return ObjectStore(from_url(url, **options), url)
     except OSError as error:

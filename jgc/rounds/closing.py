@@ -31,31 +31,20 @@ class Foreign(Exception):
 
 
 class Arrivals:
-    """What has come into a round so far, as one node sees it.
+    """The objects of a round so far, as one node sees them."""
 
-    Attributes:
-      data: the valid messages, by node, as they lie in the bucket.
-      messages: the same, read.
-      broken: what nodes have sent that cannot count, and why.
-      rubbish: what else is under the name of a message, and why, by the object's name. Nobody
-        need wait less because of it: the node takes its next name.
-      notices: names of .here and .left objects, and whether they are valid.
-      norms: of the messages, decoded.
-      gathered: when the grace began; in round 0 that is once `start` nodes are known.
-    """
-
-    def __init__(
-        self, context: Context, number: int, expected: frozenset[str], seconds: float = 0.0
-    ):
+    def __init__(self, context: Context, number: int, expected: frozenset[str], seconds: float = 0.0):
         self.context, self.number, self.before = context, number, expected
         self.seconds = 0.0 if number else seconds  # that local steps take
-        self.data: dict[str, bytes] = {}
-        self.messages: dict[str, Message] = {}
-        self.broken: dict[str, str] = {}
+        self.data: dict[str, bytes] = {}  # the valid messages, by node, as bytes
+        self.messages: dict[str, Message] = {}  # the same, read
+        self.broken: dict[str, str] = {}  # why messages of nodes cannot count
+        # Why other objects under the name of a message are ignored, by node and attempt: the node
+        # takes its next name, so it is still waited for.
         self.rubbish: dict[tuple[str, int], str] = {}
-        self.notices: dict[str, bool] = {}
-        self.norms: dict[str, float] = {}
-        self.gathered = context.clock() if number else None
+        self.notices: dict[str, bool] = {}  # names of .here and .left objects, and whether valid
+        self.norms: dict[str, float] = {}  # of the decoded messages
+        self.gathered = context.clock() if number else None  # when the grace began
 
     @property
     def came(self) -> set[str]:
@@ -64,21 +53,15 @@ class Arrivals:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why objects do not count that are no valid messages, by node."""
+        """Why objects that are no valid messages do not count, by node."""
         rubbish = {node: why for (node, _), why in self.rubbish.items() if node not in self.came}
         return rubbish | self.broken
 
     @property
     def expected(self) -> set[str]:
-        """Members of the last list and who has announced itself, without those that have left."""
-        here, left = (
-            {
-                name.rpartition(".")[0]
-                for name, valid in self.notices.items()
-                if valid and name.endswith(end)
-            }
-            for end in (".here", ".left")
-        )
+        """Members of the last list and announced nodes, without those that have left."""
+        valid = [name.rpartition(".") for name, valid in self.notices.items() if valid]
+        here, left = ({node for node, _, end in valid if end == x} for x in ("here", "left"))
         return (set(self.before) | here) - left
 
     @property
@@ -88,17 +71,13 @@ class Arrivals:
 
     @property
     def grace_ends(self) -> float:
-        """When a quorum no longer waits.
-
-        In round 0 that is later by the time of this node's local steps: the last who came has its
-        steps still to do.
-        """
+        """When a quorum no longer waits; in round 0 later by the time of this node's local steps."""
         if self.gathered is None:
             return float("inf")
         return self.gathered + self.seconds + self.context.rules.grace
 
     def fetch(self, names: Mapping[str, int]) -> Requests[None]:
-        """Read what is new among the names of the round's folder."""
+        """Read the new objects among the names of the round's folder."""
         messages = [
             (node, attempt) for node, attempt in messages_in(names)
             if node not in self.came and (node, attempt) not in self.rubbish
@@ -119,10 +98,10 @@ class Arrivals:
             self.gathered = self.context.clock()
 
     def add(self, node: str, attempt: int, data: bytes | None) -> None:
-        """Take in what is under one name of a node's message."""
+        """Check and decode the object under a name of a node's message."""
         context, number = self.context, self.number
         if data is None or node in self.came:
-            return  # a bucket that lists more than it has: asked again at the next look
+            return  # a bucket that lists more than it has: read again at the next look
         shapes = context.coder.shapes(number)
         try:
             message = read_message(data, context.run, node, number, shapes, context.secret)
@@ -154,52 +133,32 @@ class Arrivals:
         return "grace" if self.context.clock() >= self.grace_ends else ""
 
     def waiting_for(self) -> str:
-        """What the round waits for, in words."""
+        """The messages that the round waits for, in words."""
         rules, came = self.context.rules, sorted(self.messages)
         wanted = max(rules.quorum, rules.start if self.number == 0 else 0)
+        have = f"{len(came)} of {wanted} messages ({', '.join(came) or 'none'})"
         names = ", ".join(self.missing) or "nodes that nobody has announced"
-        return (
-            f"round {self.number} has {len(came)} of {wanted} messages ({', '.join(came) or 'none'}); "
-            f"missing: {names}"
-        )
+        return f"round {self.number} has {have}; missing: {names}"
 
 
 class Closed(NamedTuple):
-    """A closed round, as one node sees it.
+    """A closed round, as one node sees it."""
 
-    Attributes:
-      list: its list.
-      data: the messages that this node has read or sent, by node.
-      waited: seconds.
-      twin: whether a message of another process was under the name of this node's.
-      sent: whether this node's message came into the bucket, as far as it knows.
-    """
-
-    list: RoundList
-    data: Mapping[str, bytes]
-    waited: float
-    twin: bool
-    sent: bool
+    list: RoundList  # its list
+    data: Mapping[str, bytes]  # the messages that this node has read or sent, by node
+    waited: float  # seconds
+    twin: bool  # whether a message of another process was under the name of this node's
+    sent: bool  # whether this node's message came into the bucket, as far as it knows
 
 
 def closed_round(
     context: Context, number: int, data: bytes | None, expected: frozenset[str], seconds: float,
     unless_left: bool = False,
 ) -> Requests[Closed | None]:  # fmt: skip
-    """Take part in a round until its list exists; make the list if nobody else does.
+    """Take part in a round, with this node's message, until its list exists; make it if needed.
 
-    Args:
-      context: this node's.
-      number: the round.
-      data: this node's message; None if it has none.
-      expected: the members of the last list.
-      seconds: that this node's local steps took.
-      unless_left: whether to return None once nobody else is expected.
-
-    Raises:
-      Forgotten: the round was deleted long ago.
-      Timeout: see `Rules.end`.
-      RoundsError: a list that cannot be read.
+    Returns None once nobody else is expected, `unless_left`. `seconds` are those of this node's
+    local steps. Raises Forgotten: the round was deleted long ago.
     """
     pauses, arrivals = Pauses(context), Arrivals(context, number, expected, seconds)
     sent, twin, turn = False, False, None
@@ -215,15 +174,15 @@ def closed_round(
                 pauses.failed(error)
                 what = str(error)
         try:
-            found = yield from _look(context, number, arrivals, only_list=turn is not None)
+            closed = yield from _look(context, number, arrivals, only_list=turn is not None)
             reason = arrivals.ready()
-            if found is None and reason:
+            if closed is None and reason:
                 if turn is None:
                     turn = context.clock() + context.rules.patience * _rank(context.node, arrivals)
                 if context.clock() >= turn:
-                    found = yield from _close(context, arrivals, reason == "full", pauses.waited)
-            if found is not None:
-                return Closed(found, arrivals.data, pauses.waited, twin, sent)
+                    closed = yield from _close(context, arrivals, reason == "full", pauses.waited)
+            if closed is not None:
+                return Closed(closed, arrivals.data, pauses.waited, twin, sent)
             if unless_left and not reason and not arrivals.expected - {context.node}:
                 return None
             what = what or arrivals.waiting_for()
@@ -236,11 +195,7 @@ def closed_round(
 
 
 def _put(context: Context, arrivals: Arrivals, data: bytes) -> Requests[None]:
-    """Send this node's message, under the first name that no rubbish has.
-
-    Raises:
-      Foreign: a message of another process of this run is there.
-    """
+    """Send this node's message, under its first free name. Raises Foreign for a valid message there."""
     number, node = arrivals.number, context.node
     shapes = context.coder.shapes(number)
     for attempt in range(ATTEMPTS):
@@ -259,10 +214,8 @@ def _put(context: Context, arrivals: Arrivals, data: bytes) -> Requests[None]:
     raise BucketError(f"other objects have all {ATTEMPTS} names of this node's message, {name} the last")
 
 
-def _look(
-    context: Context, number: int, arrivals: Arrivals, only_list: bool
-) -> Requests[RoundList | None]:
-    """The round's list if it exists; otherwise read what is new."""
+def _look(context: Context, number: int, arrivals: Arrivals, only_list: bool) -> Requests[RoundList | None]:
+    """The round's list if it exists; otherwise read new objects."""
     if only_list:  # a GET costs a twelfth of a LIST
         return (yield from list_of(context, number))
     rounds = by_round((yield List(ROUNDS, before_round(number))))
@@ -270,30 +223,26 @@ def _look(
     if CLOSE in here:
         return (yield from list_of(context, number))
     if any(later > number and CLOSE in names for later, names in rounds.items()):
-        found = yield from list_of(context, number)  # the listing may have begun before it was made
-        if found is None:
+        closed = yield from list_of(context, number)  # the listing may have begun before it was made
+        if closed is None:
             raise Forgotten(f"round {number} has no list, and later rounds exist")
-        return found
+        return closed
     yield from arrivals.fetch(here)
     return None
 
 
 def _rank(node: str, arrivals: Arrivals) -> int:
-    """How many others make the list before this node does."""
+    """The number of nodes that make the list before this node does."""
     senders = sorted(arrivals.messages)
     return senders.index(node) if node in senders else len(senders)
 
 
-def _close(
-    context: Context, arrivals: Arrivals, full: bool, waited: float
-) -> Requests[RoundList | None]:
-    """Make the round's list, or read the one that another node has made."""
+def _close(context: Context, arrivals: Arrivals, full: bool, waited: float) -> Requests[RoundList | None]:
+    """Make the round's list, or read that of a faster node."""
     number = arrivals.number
     made = make_list(
         number, arrivals.messages, arrivals.norms, arrivals.left_out, context.rules.outliers, context.node,
         arrivals.before, full, waited,
     )  # fmt: skip
     created = yield Create(close_name(number), pack_list(context.run, made, context.secret))
-    if not created:
-        return (yield from list_of(context, number))
-    return made
+    return made if created else (yield from list_of(context, number))

@@ -24,10 +24,7 @@ USE = "use topk, qsgd, natural, onebit, cast or dense"
 
 
 class Leaves:
-    """How a tree of parameters lies in a vector.
-
-    Attributes:
-      size: n.
+    """The layout of a tree of parameters in a vector f32[size].
 
     Example:
       >>> leaves = Leaves({"a": jnp.zeros((2, 2), jnp.bfloat16), "count": jnp.int32(3)})
@@ -43,33 +40,23 @@ class Leaves:
         if not any(self.floats):
             raise ValueError("params has no arrays of floats: give the model's parameters")
         self.shapes = [tuple(x.shape) for x in flat]
-        self.sizes = [
-            int(np.prod(s)) if f else 0 for s, f in zip(self.shapes, self.floats, strict=True)
-        ]
-        self.size = sum(self.sizes)
-        # of what lies in a vector; a leaf that is not exchanged takes no part of it
+        # in the vector; leaves that are not exchanged are empty there
         self.vector_shapes = [s if f else (0,) for s, f in zip(self.shapes, self.floats, strict=True)]
+        self.sizes = [int(np.prod(shape)) for shape in self.vector_shapes]
+        self.size = sum(self.sizes)
 
     def vector(self, tree: PyTree) -> Vector:
-        """f32[n]: the float leaves of a tree, on the host.
-
-        Raises:
-          ValueError: another structure, or other shapes, than the parameters have.
-        """
+        """f32[n]: the float leaves of a tree, on the host."""
         flat, treedef = jax.tree.flatten(tree)
         if treedef != self.treedef or [tuple(np.shape(x)) for x in flat] != self.shapes:
             raise ValueError(f"expected a tree like the parameters, {self.treedef}, got {treedef}")
-        chosen = [x for x, is_float in zip(flat, self.floats, strict=True) if is_float]
-        return np.concatenate(
-            [np.asarray(x, np.float32).reshape(-1) for x in jax.device_get(chosen)]
-        )
+        floats = jax.device_get([x for x, f in zip(flat, self.floats, strict=True) if f])
+        return np.concatenate([np.asarray(x, np.float32).reshape(-1) for x in floats])
 
     def tree(self, vector: Vector, like: PyTree) -> PyTree:
         """The inverse, in the parameters' dtypes; leaves without floats are those of `like`."""
         parts = np.split(vector, np.cumsum(self.sizes)[:-1])
-        specs = zip(
-            parts, self.shapes, self.dtypes, self.floats, jax.tree.leaves(like), strict=True
-        )
+        specs = zip(parts, self.shapes, self.dtypes, self.floats, jax.tree.leaves(like), strict=True)
         flat = [_placed(x.reshape(s).astype(d), old) if f else old for x, s, d, f, old in specs]
         return jax.tree.unflatten(self.treedef, flat)
 
@@ -77,11 +64,9 @@ class Leaves:
 class CompressorCoder:
     """See `jgc.rounds.context.Coder`. A round's phase is the phase of that step.
 
-    Each device encodes its shards of the difference, and a message is one payload after another
-    (see `shards`). All nodes of a run divide their parameters alike.
-
-    Raises:
-      ValueError: a method that needs the other nodes while it encodes, or whose mean is none.
+    Each device encodes its shards of the difference, and a message is the payloads in turn (see
+    `shards`). All nodes of a run divide their parameters alike. Raises ValueError: a method that
+    needs the other nodes while it encodes, or whose result is no mean.
     """
 
     def __init__(self, compressor: Compressor, params: PyTree, seed: int):
@@ -110,36 +95,30 @@ class CompressorCoder:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What nodes compare when they join."""
+        """The values that nodes compare when they join."""
         schedule = [[x.name, x.start] for x in self.compressor.schedule]
-        shapes = [
-            [list(s), d.name] for s, d in zip(self.leaves.shapes, self.leaves.dtypes, strict=True)
-        ]
+        shapes = [[list(s), d.name] for s, d in zip(self.leaves.shapes, self.leaves.dtypes, strict=True)]
         alike = {"phases": schedule, "words": self.lengths, "params": shapes, "seed": self.seed}
         if len(self.shards) > 1:
             alike["shards"] = [_described(shard) for shard in self.shards]
         return alike
 
     def first(self) -> Arrays:
-        return {
-            f"{i:03d}/{name}": x for i, part in enumerate(self.parts) for name, x in part.first.items()
-        }
+        return {f"{i:03d}/{name}": x for i, part in enumerate(self.parts) for name, x in part.first.items()}
 
     def compile(self) -> None:
-        """Compile the programs of all phases, so that no round waits for that."""
+        """Compile the programs of all phases, so that no round waits for them."""
         for phase in self.compressor.schedule:
             fields, _ = self.encode(phase.start, self.first(), np.zeros(self.size, np.float32), 0)
             self.decode(phase.start, fields)
 
-    def encode(
-        self, number: int, memory: Arrays, difference: Vector, noise: int
-    ) -> tuple[Arrays, Arrays]:
+    def encode(self, number: int, memory: Arrays, difference: Vector, noise: int) -> tuple[Arrays, Arrays]:
         phase, key = self._phase(number), jax.random.fold_in(jax.random.key(self.seed), noise)
         results = []
         for i, (shard, part) in enumerate(zip(self.shards, self.parts, strict=True)):
             tree = self._tree(cut(difference, shard, self.leaves.vector_shapes), shard)
             state = {x[4:]: y for x, y in memory.items() if x.startswith(f"{i:03d}/")}
-            # all devices are at work before the first result is waited for
+            # all devices work before the first result is awaited
             results.append(part.encode(phase, jax.random.fold_in(key, i) if i else key, tree, state))
         words = [np.asarray(words) for words, _ in results]
         after = {
@@ -187,12 +166,7 @@ class CompressorCoder:
 
 
 class Part:
-    """The programs for shards of some shapes.
-
-    Attributes:
-      like: a tree of shapes.
-      first: the memory before the first message.
-    """
+    """The programs for shards of the shapes `like`, and the memory before the first message."""
 
     def __init__(self, compressor: Compressor, like: PyTree, seed: int):
         self.compressor, self.like = compressor, like
@@ -213,7 +187,7 @@ class Part:
         return self._encoders[phase](key, tree, self._state(memory))
 
     def decode(self, phase: Any, words: Any) -> PyTree:
-        """What a payload says."""
+        """The decoded payload."""
         if phase not in self._decoders:
             self._decoders[phase] = jax.jit(partial(_decoded, self.compressor, phase, self.like))
         return self._decoders[phase](words)
@@ -239,7 +213,7 @@ class Part:
 
 
 def _encoded(compressor: Compressor, phase: Any, key: Any, tree: PyTree, state: State) -> Any:
-    """The message and the state after it. The difference was found usable on the host."""
+    """The message and the state after it. The host has checked that the difference is usable."""
     words, after, _ = encode(compressor, phase, key, tree, state, node=0, count=1)
     return words, after
 
@@ -254,7 +228,7 @@ def _described(shard: Shard) -> list[Any]:
 
 
 def _placed(x: np.ndarray, old: Any) -> Any:
-    """An array where an older one is: divided over devices, or on JAX's default one."""
+    """An array placed like an older one: divided over devices, or on JAX's default device."""
     sharding = getattr(old, "sharding", None)
     divided = sharding is not None and len(sharding.device_set) > 1
     return jax.device_put(x, sharding) if divided else jnp.asarray(x)

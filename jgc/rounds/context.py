@@ -1,4 +1,4 @@
-"""What every part of the protocol of one node knows."""
+"""The context of a node's protocol: its rules, its clock, its errors, and pauses."""
 
 import dataclasses
 import time
@@ -11,7 +11,7 @@ from jgc.rounds.requests import Request, Requests, Wait
 
 
 class RoundsError(Exception):
-    """Why a node cannot take part any longer, in one line."""
+    """The reason, in one line, why a node cannot take part any longer."""
 
 
 class Timeout(RoundsError):
@@ -19,7 +19,7 @@ class Timeout(RoundsError):
 
 
 class Twin(RoundsError):
-    """Another process sends under this node's name."""
+    """A different process sends under this node's name."""
 
 
 class Forgotten(Exception):
@@ -27,40 +27,37 @@ class Forgotten(Exception):
 
 
 class Coder(Protocol):
-    """How differences become messages. `memory` is a node's state, a dict of arrays."""
+    """The coder of messages. `memory` is a node's state, a dict of arrays."""
 
     size: int
 
     def first(self) -> Arrays:
         """The memory before the first message."""
 
-    def encode(
-        self, number: int, memory: Arrays, difference: Vector, noise: int
-    ) -> tuple[Arrays, Arrays]:
+    def encode(self, number: int, memory: Arrays, difference: Vector, noise: int) -> tuple[Arrays, Arrays]:
         """The message's fields and the memory after it. The same arguments give the same bits."""
 
     def decode(self, number: int, fields: Arrays) -> Vector:
-        """f32[n]: what a message says. The same bits on every machine."""
+        """The decoded message, f32[n], with the same bits on every machine."""
 
     def shapes(self, number: int) -> Mapping[str, Any]:
         """Shape and dtype of the fields of a message of round `number`."""
 
 
 class Rules(NamedTuple):
-    """When a round is closed, and what is written when.
+    """The rules for closing rounds and for checkpoints.
 
     Attributes:
       quorum: fewest messages that close a round.
-      grace: seconds that a quorum waits for nodes that are expected and do not come.
+      grace: seconds that a quorum waits for missing nodes.
       start: nodes that must have announced themselves before the grace of round 0 begins.
-      timeout: seconds after which a node says who is missing.
+      timeout: seconds after which a node names the missing nodes.
       end: whether it then also stops with `Timeout`.
-      outliers: see `make_list`; 0 for no such rule.
+      outliers: a message whose norm exceeds this multiple of the median does not count; 0 for all.
       checkpoint_every: rounds between checkpoints.
       retained: rounds whose objects are kept for nodes that are behind.
       poll: shortest and longest pause between two looks at the bucket, in seconds.
-      patience: seconds that the second node leaves to the first to make the list; the third
-        twice that.
+      patience: seconds by which each further node waits longer to make the list.
     """
 
     quorum: int = 1
@@ -83,54 +80,35 @@ def check_rules(rules: Rules) -> None:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     for name in ("grace", "timeout"):
         if not getattr(rules, name) > 0:
-            raise ValueError(
-                f"{name} must be positive, got {getattr(rules, name)!r}"
-                + (": nobody would ever be waited for" if name == "grace" else "")
-            )
+            raise ValueError(f"{name} must be positive, got {getattr(rules, name)!r}")
     if rules.start < rules.quorum:
-        raise ValueError(
-            f"start={rules.start} is below quorum={rules.quorum}: round 0 could not close"
-        )
-    if rules.retained < rules.checkpoint_every:
-        raise ValueError(
-            f"retained={rules.retained} is below checkpoint_every={rules.checkpoint_every}: a newcomer "
-            "would have nothing to begin from if the newest checkpoint cannot be read"
-        )
+        raise ValueError(f"start={rules.start} is below quorum={rules.quorum}: round 0 could not close")
+    if rules.retained < (every := rules.checkpoint_every):
+        reason = "the checkpoint before the newest would be useless"
+        raise ValueError(f"retained={rules.retained} is below checkpoint_every={every}: {reason}")
     if rules.outliers and rules.outliers <= 1:
         raise ValueError(f"outliers must be above 1, or 0 for no such rule, got {rules.outliers}")
 
 
 @dataclasses.dataclass
 class Context:
-    """One node's view of a run.
+    """One node's view of a run."""
 
-    Attributes:
-      node: its name.
-      coder, outer, rules: see there.
-      secret: the run's, or None.
-      seed: of the noise that methods round with.
-      run: the run's token, known after joining.
-      joined: before it a bucket that does not answer is an error, later it is waited for.
-      clock: seconds that only ever grow; differences alone are used.
-      say: takes events, one line each.
-      spawn: runs requests beside the rounds, in the background.
-    """
-
-    node: str
+    node: str  # its name
     coder: Coder
     outer: Outer
     rules: Rules
-    secret: bytes | None = None
-    seed: int = 0
-    run: str = ""
-    joined: bool = False
-    clock: Callable[[], float] = time.monotonic
-    say: Callable[[str], Any] = print
-    spawn: Callable[[Requests[None]], Any] = lambda requests: None
+    secret: bytes | None = None  # the run's, or None
+    seed: int = 0  # of the noise that methods round with
+    run: str = ""  # the run's token, known after joining
+    joined: bool = False  # before it a bucket that does not answer is an error, later it is waited for
+    clock: Callable[[], float] = time.monotonic  # in seconds; only differences are used
+    say: Callable[[str], Any] = print  # takes events, one line each
+    spawn: Callable[[Requests[None]], Any] = lambda requests: None  # runs requests in the background
 
 
 class Pauses:
-    """Growing pauses between looks at a bucket; says, once a `timeout`, what is waited for."""
+    """Growing pauses between looks at a bucket; names, once a `timeout`, what is missing."""
 
     def __init__(self, context: Context):
         self.context, self.began, self.warned = context, context.clock(), context.clock()
@@ -155,7 +133,7 @@ class Pauses:
         self.seconds = min(1.5 * self.seconds, rules.poll[1])
 
     def failed(self, error: BucketError) -> None:
-        """Note a request that failed; a kind of error is said once."""
+        """Record a failed request; says each error once."""
         if isinstance(error, NoBucket) and not self.context.joined:
             raise error
         self.seconds = max(self.seconds, self.context.rules.poll[1])

@@ -1,5 +1,4 @@
-"""The list of a round: who counts. It is made once, by whoever is first, and is the only
-authority."""
+"""The list of a round's members. It is made once, by the fastest node, and is the only authority."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -24,27 +23,16 @@ class Entry(NamedTuple):
 
 
 class RoundList(NamedTuple):
-    """What `rounds/<r>/close` holds.
+    """The content of `rounds/<r>/close`."""
 
-    Attributes:
-      round: its number.
-      theta: digest of the shared state that its members started from.
-      members: the messages that count, by node in order.
-      left_out: why the other messages do not count, by node. "dissent" is another digest of theta.
-      writer: the member that writes the next checkpoint if one is due.
-      by: the node that made the list.
-      full: whether all came that were expected.
-      waited: seconds that `by` waited.
-    """
-
-    round: int
-    theta: str
-    members: tuple[Entry, ...]
-    left_out: Mapping[str, str]
-    writer: str
-    by: str
-    full: bool
-    waited: float
+    round: int  # its number
+    theta: str  # digest of the shared state that its members started from
+    members: tuple[Entry, ...]  # the messages that count, by node in order
+    left_out: Mapping[str, str]  # why the other messages do not count, by node. "dissent" is another digest of theta
+    writer: str  # the member that writes the next checkpoint if one is due
+    by: str  # the node that made the list
+    full: bool  # whether all came that were expected
+    waited: float  # seconds that `by` waited
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -65,17 +53,11 @@ def make_list(
     number: int, messages: Mapping[str, Message], norms: Mapping[str, float], broken: Mapping[str, str],
     multiple: float, by: str, before: Collection[str], full: bool, waited: float,
 ) -> RoundList:  # fmt: skip
-    """The list of the messages that came.
+    """The list of round `number`, made `by` a node, from valid messages by node, at least one.
 
-    Args:
-      number: the round.
-      messages: the valid messages by node, at least one.
-      norms: of what each of them decodes to.
-      broken: why the others are not valid, by node.
-      multiple: a message whose norm exceeds this multiple of the median does not count; 0 for all.
-      by: the node that makes the list.
-      before: the members of the last list; the first of them writes checkpoints.
-      full, waited: see `RoundList`.
+    `norms` are those of the decoded messages, `broken` why others are not valid, `before` the last
+    list's members, the first of which writes checkpoints. A message whose norm exceeds `multiple`
+    times the median does not count; 0 for all.
     """
     votes = defaultdict(list)
     for node, message in messages.items():
@@ -88,13 +70,9 @@ def make_list(
     middle = median(norms[node] for node in alike)
     if multiple and len(alike) > 2 and middle > 0:
         for node in [node for node in alike if norms[node] > multiple * middle]:
-            left_out[node] = (
-                f"{OUTLIER}: norm {norms[node]:.3g}, {norms[node] / middle:.3g} times the median"
-            )
+            left_out[node] = f"{OUTLIER}: norm {norms[node]:.3g}, {norms[node] / middle:.3g} times the median"
             del alike[node]
-    members = tuple(
-        Entry(x.node, x.incarnation, x.sha256, x.size, x.tokens, x.attempt) for x in alike.values()
-    )
+    members = tuple(Entry(*(getattr(x, name) for name in Entry._fields)) for x in alike.values())
     return RoundList(number, chosen, members, left_out, members[0].node, by, full, round(waited, 3))
 
 
@@ -105,19 +83,13 @@ def pack_list(run: str, closed: RoundList, secret: bytes | None) -> bytes:
 
 
 def read_list(data: bytes, run: str, number: int, secret: bytes | None) -> RoundList:
-    """The list of a round.
-
-    Raises:
-      BadObject: not a list of this run and round.
-    """
+    """The list of a round."""
     header: dict[str, Any] = opened(data, secret)[0]
     check_header(header, "list", run)
     if header["round"] != number:
         raise BadObject(f"the list of round {header['round']}")
     try:
         members = tuple(Entry(**entry) for entry in header["members"])
-        return RoundList(
-            **{name: header[name] for name in RoundList._fields} | {"members": members}
-        )
+        return RoundList(**{name: header[name] for name in RoundList._fields} | {"members": members})
     except (KeyError, TypeError) as error:
         raise BadObject(f"a list that cannot be read ({error})") from None

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,85 +25,42 @@ log = logging.getLogger("jgc.rounds")
 EAGER = "eager"
 
 
-class Arguments(NamedTuple):
-    """The arguments of `join`, checked.
-
-    Attributes:
-      store: the bucket.
-      context: of this node.
-      coder: how its differences become messages.
-      alike: what all nodes must have alike, plain values by name.
-    """
-
-    store: Bucket
-    context: Context
-    coder: CompressorCoder
-    alike: Mapping[str, Any]
-
-
-def arguments_of(
-    bucket: str | os.PathLike | Bucket,
-    *,
-    node: str,
-    params: PyTree,
-    compressor: Compressor,
-    outer: Outer | None = None,
-    settings: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    **rules: Any,
-) -> Arguments:
-    """The arguments of `join`, checked without a request."""
+def _prepared(
+    bucket: Any, node: str, params: PyTree, compressor: Compressor, outer: Any = None, settings: Any = None,
+    seed: int = 0, **rules: Any,
+) -> tuple[Bucket, Context, CompressorCoder, dict[str, Any]]:  # fmt: skip
+    """Bucket, context and coder of a node, and the values that all nodes must share, checked without a request."""
     check_node(node)
     rules.setdefault("start", rules.get("quorum", 1))
     unknown = sorted(rules.keys() - set(Rules._fields))
     if unknown:
-        raise TypeError(
-            f"join has no argument {unknown[0]!r}; rules are {', '.join(Rules._fields)}"
-        )
+        raise TypeError(f"join has no argument {unknown[0]!r}; rules are {', '.join(Rules._fields)}")
     chosen, outer = Rules(**rules), outer or Sgd()
     check_rules(chosen)
     coder = CompressorCoder(compressor, params, seed)
     alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum, **(settings or {})}
     store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
     context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
-    return Arguments(store, context, coder, alike)
+    return store, context, coder, alike
 
 
 def check(bucket: str | os.PathLike | Bucket, **arguments: Any) -> str | None:
-    """The token of the run in which `join` with the same arguments would take part.
+    """The token of the run that `join` with the same arguments would take part in; None without one.
 
-    One request, which changes nothing: call it before a long compilation.
-
-    Args:
-      bucket: as in `join`.
-      arguments: of `join`, without `overlap`, `merge`, `folder` and `pause`. The parameters may be
-        shapes.
-
-    Returns:
-      None if no run has begun there, so that this node would begin one.
-
-    Raises:
-      NoBucket, RoundsError, ValueError: as in `join`.
+    One request, which changes nothing: call it before a long compilation. The arguments are those
+    of `join` without `overlap`, `merge`, `folder` and `pause`; the parameters may be shapes. Raises
+    the errors of `join`.
     """
-    store, context, _, alike = arguments_of(bucket, **arguments)
+    store, context, _, alike = _prepared(bucket, **arguments)
     return perform(compared_run(context, alike), store)
 
 
 def join(
-    bucket: str | os.PathLike | Bucket,
-    *,
-    node: str,
-    params: PyTree,
-    compressor: Compressor,
-    outer: Outer | None = None,
-    overlap: int = 0,
-    merge: float | str | None = None,
-    folder: str | os.PathLike | None = None,
-    settings: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    pause: Callable[[float], Any] = time.sleep,
-    **rules: Any,
-) -> "Rounds":
+    bucket: str | os.PathLike | Bucket, *, node: str, params: PyTree, compressor: Compressor,
+    outer: Outer | None = None, overlap: int = 0, merge: float | str | None = None,
+    folder: str | os.PathLike | None = None, settings: Mapping[str, Any] | None = None, seed: int = 0,
+    pause: Callable[[float], Any] = time.sleep, **rules: Any,
+) -> "Rounds":  # fmt: skip
     """Take part in a run that lives in a bucket; the first node begins it.
 
     Compile the training step before: others wait for this node from now on.
@@ -117,16 +74,16 @@ def join(
       overlap: 1 to exchange in a thread while the next round's steps run.
       merge: with overlap, the fraction of its movement in a round that a node keeps until the mean
         with it arrives, by default 1; or "eager": its share of the mean goes through the outer step
-        at once, and the others' shares follow when they arrive.
+        immediately, and the others' shares follow.
       folder: where the node keeps its residual, so that it survives a kill; None for nowhere.
-      settings: further plain values that all nodes must have alike, such as local steps a round.
+      settings: further plain values that must be equal on all nodes, such as local steps a round.
       seed: of random rounding; the same on all nodes.
-      pause: waits for some seconds. What it raises ends `join` or `exchange`; `leave` after that.
+      pause: waits for some seconds. Its exceptions end `join` or `exchange`; call `leave` then.
       rules: `quorum`, `grace`, `start`, `timeout`, ... of `jgc.rounds.Rules`.
 
     Raises:
       NoBucket: no such bucket, no credentials, or no obstore.
-      RoundsError: a run with other settings, a bucket that forgets, two processes with one name.
+      RoundsError: a run with other settings, lost objects, or two processes with one name.
       ValueError: a setting out of range, or a method that communicates while it encodes.
     """
     if overlap not in (0, 1):
@@ -135,15 +92,10 @@ def join(
         raise ValueError(f"merge={merge} does nothing without overlap=1")
     merge = 1.0 if merge is None else merge
     if merge == EAGER and not isinstance(outer or Sgd(), Sgd):
-        raise ValueError(
-            f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
-        )
+        raise ValueError(f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}')
     if merge != EAGER and (isinstance(merge, str) or not 0 <= merge <= 1):
         raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
-    store, context, coder, alike = arguments_of(
-        bucket, node=node, params=params, compressor=compressor, outer=outer, settings=settings,
-        seed=seed, **rules,
-    )  # fmt: skip
+    store, context, coder, alike = _prepared(bucket, node, params, compressor, outer, settings, seed, **rules)
     member = Member(context, lambda run: NoDisk() if folder is None else Disk(folder, run, node))
     return Rounds(store, member, coder, params, alike, bool(overlap), merge, pause)
 
@@ -152,10 +104,9 @@ class Rounds:
     """A node of a run; `join` makes it.
 
     Attributes:
-      params: the shared parameters as this node knows them, a tree like those that `join` got.
+      params: the shared parameters as this node knows them, a tree like the argument of `join`.
       last: the `Outcome` of the newest exchange that has ended; None before the first.
-      coming: the round that the next local steps belong to; with overlap, an exchange of the round
-        before it may be under way.
+      coming: the round of the next local steps; with overlap, the exchange before may be under way.
     """
 
     def __init__(
@@ -167,22 +118,19 @@ class Rounds:
         self.overlap, self.merge = overlap, merge
         self._eager = member.context.outer.init(coder.size)  # momentum of this node's shares
         self._like, self._pause, self._settled = params, pause, True
-        # one thread for exchanges, another for checkpoints, which are never in the way of messages
+        # separate threads for exchanges and checkpoints, which never delay messages
         self._exchanges = ThreadPoolExecutor(1, "jgc-rounds")
         self._background = ThreadPoolExecutor(1, "jgc-rounds-checkpoint")
         member.context.spawn = lambda steps: self._background.submit(self._quietly, steps)
         coder.compile()  # before joining: from then on the others wait
         self._flying: Future[Outcome] | None = None
-        self.last: Outcome | None = perform(
-            member.join(self.leaves.vector(params), settings), bucket, pause
-        )
+        self.last: Outcome | None = perform(member.join(self.leaves.vector(params), settings), bucket, pause)
         self._start = member.shared.theta  # where the local steps of this round began
         self.coming = member.shared.number
 
     @property
     def params(self) -> PyTree:
-        """The shared parameters. With overlap, local steps begin at what `exchange` returned
-        instead."""
+        """The shared parameters; with overlap, local steps begin at those that `exchange` returns."""
         return self.leaves.tree(self.member.shared.theta, self._like)
 
     @property
@@ -192,7 +140,7 @@ class Rounds:
 
     @property
     def number(self) -> int:
-        """Closed rounds, of all nodes, that the shared parameters come after."""
+        """The number of closed rounds in the shared parameters."""
         return self.member.shared.number
 
     def payload_bytes(self, number: int) -> int:
@@ -206,7 +154,7 @@ class Rounds:
         return self.member.context.run
 
     def exchange(self, params: PyTree, tokens: int) -> tuple[PyTree, Outcome | None]:
-        """Send how far this node has come, and get what all nodes have done.
+        """Send this node's progress, and apply that of all nodes.
 
         Args:
           params: this node's parameters after its local steps.
@@ -217,8 +165,8 @@ class Rounds:
           overlap of the round before (None in the first).
 
         Raises:
-          RoundsError: `Twin`, `Timeout`, or a bucket that forgets; also if it came in the thread.
-          ValueError: another tree than `params` of `join`, or negative tokens.
+          RoundsError: `Twin`, `Timeout`, or lost objects; with overlap, of the thread.
+          ValueError: a tree unlike `params` of `join`, or negative tokens.
         """
         if not isinstance(tokens, int | np.integer) or tokens < 0:
             raise ValueError(f"tokens must be a whole number of at least 0, got {tokens!r}")
@@ -240,12 +188,11 @@ class Rounds:
         "eager" is Kale et al. 2025, "Eager Updates for Overlapped Communication and Computation in
         DiLoCo" (arXiv 2502.12996): a node's outer gradient has its share of this round and the
         others' of the round before. SGD's steps add up, so that is an outer step from the shared
-        parameters, which have all shares of the rounds before, with this node's share only.
+        parameters with only this node's share.
 
         Differs from the paper:
-          1. The momentum of the shares is one vector a node more; the shared one stays the same on
-             all nodes.
-          2. A share is one of as many as the last list has members, whatever their tokens.
+          1. A node has a second momentum, of its shares; the shared momentum is equal on all nodes.
+          2. All members of the last list have equal shares, whatever their tokens.
         """
         if self.merge != EAGER:
             return theta - np.float32(self.merge) * moved
@@ -254,12 +201,10 @@ class Rounds:
         return start
 
     def leave(self, params: PyTree = None) -> None:
-        """End: wait for the exchange that is under way, and tell the others not to wait any
-        longer. After an exchange that raised, its message stays on the node's disk.
+        """Wait for the exchange that is under way, and tell the others not to wait for this node.
 
-        Args:
-          params: parameters after local steps that no exchange has had. How far they have come
-            stays on the node's disk, and goes with its next message.
+        The message of an exchange that raised stays on the node's disk, as does the progress of
+        `params`, after local steps without an exchange; both go with the node's next message.
         """
         try:
             self._landed()
@@ -298,5 +243,5 @@ class Rounds:
     def _quietly(self, steps: Requests[None]) -> None:
         try:
             perform(steps, self.bucket, self._pause)
-        except Exception as error:  # a checkpoint that fails must not end the training
+        except Exception as error:  # a failed checkpoint must not end the training
             log.warning("checkpoint: %s", error)

@@ -6,7 +6,7 @@
     seal, 32 bytes                        SHA-256 of all before, or HMAC-SHA256 with the run's secret
 
 With a secret nothing unsigned is read. Nothing is unpickled: a header names dtypes and shapes, and
-a reader compares both with what it expects before it looks at a payload.
+a reader compares both with the expected ones before it reads a payload.
 """
 
 import hashlib
@@ -30,32 +30,21 @@ Header = dict[str, Any]
 
 
 class BadObject(Exception):
-    """An object that is not counted; the text says in one line what is wrong with it."""
+    """An object that is not counted; the text says in one line why."""
 
 
 class Message(NamedTuple):
-    """A node's message of a round, checked.
-
-    Attributes:
-      node, incarnation: the sender, and the process that speaks for it.
-      round: its round.
-      tokens: its weight.
-      theta: digest of the shared state from which the sender started.
-      fields: the payload's arrays.
-      sha256: of the whole object, in hexadecimal.
-      size: of the whole object in bytes.
-      attempt: which of the node's names it has (see `names.message_name`).
-    """
+    """A node's message of a round, checked."""
 
     node: str
-    incarnation: str
-    round: int
-    tokens: int
-    theta: str
-    fields: Arrays
-    sha256: str
-    size: int
-    attempt: int = 0
+    incarnation: str  # the process that speaks for the node
+    round: int  # its round
+    tokens: int  # its weight
+    theta: str  # digest of the shared state from which the sender started
+    fields: Arrays  # the payload's arrays
+    sha256: str  # of the whole object, in hexadecimal
+    size: int  # of the whole object in bytes
+    attempt: int = 0  # which of the node's names it has (see `names.message_name`)
 
 
 def secret_of_environment() -> bytes | None:
@@ -80,11 +69,7 @@ def sealed(header: Header, arrays: Arrays, secret: bytes | None) -> bytes:
 
 
 def opened(data: bytes, secret: bytes | None) -> tuple[Header, Arrays]:
-    """Header and arrays of an object; the arrays are read-only views of its bytes.
-
-    Raises:
-      BadObject: cut off, changed, unsigned, signed with another secret, or no object of jgc.rounds.
-    """
+    """Header and arrays of an object, read-only views of its bytes. BadObject if it is not authentic and whole."""
     if len(data) < _START.size + _SEAL:
         raise BadObject(f"truncated: {len(data)} bytes")
     magic, version, signed, length = _START.unpack_from(data)
@@ -123,17 +108,7 @@ def packed_message(
 def read_message(
     data: bytes, run: str, node: str, number: int, shapes: Mapping[str, Any], secret: bytes | None
 ) -> Message:
-    """The message under the name of a node and a round.
-
-    Args:
-      data: the object.
-      run, node, number: the run, the node and the round that it must be of.
-      shapes: shape and dtype of every field of the run's messages.
-      secret: the run's, or None.
-
-    Raises:
-      BadObject: see `opened`; of another run, node or round, or with other fields.
-    """
+    """The message of a node in a round. BadObject for other runs, nodes, rounds or fields."""
     header, fields = opened(data, secret)
     check_header(header, "message", run)
     if (header.get("node"), header.get("round")) != (node, number):
@@ -148,9 +123,7 @@ def read_message(
     wanted = {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in shapes.items()}
     sent = {name: (x.dtype.name, x.shape) for name, x in fields.items()}
     if sent != wanted:
-        raise BadObject(
-            f"other settings: it has the fields {_described(sent)}, not {_described(wanted)}"
-        )
+        raise BadObject(f"other settings: it has the fields {_described(sent)}, not {_described(wanted)}")
     return Message(node, incarnation, number, tokens, theta, fields, sha256_of(data), len(data))
 
 
@@ -174,9 +147,7 @@ def _seal(body: bytes, secret: bytes | None) -> bytes:
 def _little(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x)
     if x.dtype.name not in _DTYPES:
-        raise TypeError(
-            f"an array of {x.dtype} does not fit into an object; there are {', '.join(_DTYPES)}"
-        )
+        raise TypeError(f"an array of {x.dtype} does not fit into an object; there are {', '.join(_DTYPES)}")
     return x.astype(x.dtype.newbyteorder("<"), copy=False)
 
 
@@ -186,9 +157,7 @@ def _arrays(body: bytes, at: int, described: Mapping[str, Any]) -> Arrays:
         if dtype not in _DTYPES or not all(isinstance(n, int) and n >= 0 for n in shape):
             raise ValueError(f"array {name} of {dtype} {shape}")
         count = int(np.prod(shape, dtype=object))
-        arrays[name] = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), count, at).reshape(
-            shape
-        )
+        arrays[name] = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), count, at).reshape(shape)
         at += arrays[name].nbytes
     if at != len(body):
         raise ValueError(f"{len(body) - at} bytes more than its arrays have")
@@ -196,7 +165,4 @@ def _arrays(body: bytes, at: int, described: Mapping[str, Any]) -> Arrays:
 
 
 def _described(fields: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    return (
-        ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in fields.items())
-        or "(none)"
-    )
+    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in fields.items()) or "(none)"

@@ -55,11 +55,10 @@ def checkpoint_name(number: int) -> str:
 
 
 def before_round(number: int) -> str:
-    """What a listing of rounds from `number` on comes after.
+    """The start, exclusive, of a listing of rounds from `number` on.
 
-    Not the name of the folder before it: SeaweedFS, asked for what comes after "rounds/00000001",
-    leaves out that whole folder, AWS begins with its first object. "~" sorts after every name in
-    it.
+    "~" sorts after every name in a folder. After the folder's name itself, SeaweedFS leaves out the
+    whole folder, and AWS begins with its first object.
 
     Example:
       >>> before_round(2), before_round(0)
@@ -69,8 +68,7 @@ def before_round(number: int) -> str:
 
 
 def by_round(names: dict[str, int]) -> dict[int, dict[str, int]]:
-    """Listed names as {round: {name inside its folder: size}}; names that are none of a run are
-    left out.
+    """Listed names as {round: {name inside its folder: size}}, without foreign names.
 
     Example:
       >>> by_round({"rounds/00000003/a.msg": 7, "rounds/notes.txt": 1})

@@ -1,7 +1,7 @@
-"""A node's part on its disk: what it has not sent yet, and the message that it is sending.
+"""A node's file on its disk: its unsent progress, and the message that it is sending.
 
-One file, written before each message. It is valid for the round that it names, and only as long as
-no later list counts a message of this node.
+It is written before each message. It is valid for the round that it names, until a later list
+counts a message of this node.
 """
 
 import os
@@ -16,26 +16,15 @@ from jgc.rounds.messages import BadObject, opened, sealed
 
 
 class Pending(NamedTuple):
-    """A node in the middle of a round.
+    """A node in the middle of a round."""
 
-    Attributes:
-      round: the round.
-      data: its message, or None if it sends none in this round.
-      before: the memory, if the message does not count.
-      after: the memory, if it does.
-      difference: f32[n], what the next message must contain, too, if this one does not count.
-      sha256: of the message, "" without one.
-      further: f32[n], what the node has moved since, which the next message must contain in any
-        case; None for nothing.
-    """
-
-    round: int
-    data: bytes | None
-    before: Arrays
-    after: Arrays
-    difference: Vector
-    sha256: str = ""
-    further: Vector | None = None
+    round: int  # the round
+    data: bytes | None  # its message, or None if it sends none in this round
+    before: Arrays  # the memory, if the message does not count
+    after: Arrays  # the memory, if it does
+    difference: Vector  # f32[n], which the next message must contain, too, if this one does not count
+    sha256: str = ""  # of the message, "" without one
+    further: Vector | None = None  # f32[n], movement since, which the next message must contain in any case
 
     def with_further(self, moved: Vector) -> "Pending":
         """The same with further movement."""
@@ -47,11 +36,7 @@ class Pending(NamedTuple):
 
 
 class Disk:
-    """The file of one node, in a folder that no other process may use at the same time.
-
-    Raises:
-      RoundsError: another process on this machine uses it.
-    """
+    """The file of one node, in a folder that no other process may use at the same time."""
 
     def __init__(self, folder: str | os.PathLike, run: str, node: str):
         self.path = Path(folder) / f"{node}.rounds"
@@ -60,8 +45,7 @@ class Disk:
         self._lock = _locked(self.path.with_suffix(".lock"), node)
 
     def write(self, pending: Pending) -> None:
-        """Replace the file. Raises OSError; the old file is then gone, for it would be sent
-        twice."""
+        """Replace the file. After an OSError the old file is gone, because it would be sent twice."""
         arrays: Arrays = {"difference": pending.difference}
         arrays |= {f"before/{name}": x for name, x in pending.before.items()}
         arrays |= {f"after/{name}": x for name, x in pending.after.items()}
@@ -69,12 +53,7 @@ class Disk:
             arrays["further"] = pending.further
         if pending.data is not None:
             arrays["data"] = np.frombuffer(pending.data, np.uint8)
-        header = {
-            "run": self.run,
-            "node": self.node,
-            "round": pending.round,
-            "sha256": pending.sha256,
-        }
+        header = {"run": self.run, "node": self.node, "round": pending.round, "sha256": pending.sha256}
         new = self.path.with_suffix(".new")
         try:
             with open(new, "wb") as file:
@@ -88,7 +67,7 @@ class Disk:
             raise
 
     def read(self) -> Pending | None:
-        """What the file holds; None without a file of this run and node, or with a broken one."""
+        """The content of the file; None without a valid file of this run and node."""
         try:
             header, arrays = opened(self.path.read_bytes(), None)
         except (FileNotFoundError, BadObject):
@@ -119,7 +98,7 @@ class Disk:
 
 
 class NoDisk:
-    """For a node that begins without a residual after it was killed."""
+    """The disk of a node that restarts without its residual."""
 
     def write(self, pending: Pending) -> None:
         """Nothing."""

@@ -1,4 +1,4 @@
-"""`run.json` and the first checkpoint: whoever is first decides, the others compare."""
+"""`run.json` and the first checkpoint: the first node decides, the others compare."""
 
 import json
 import secrets
@@ -16,12 +16,7 @@ SHOWN = 60  # characters of a value in a message
 
 
 def compared_run(context: Context, settings: Mapping[str, Any]) -> Requests[str | None]:
-    """The run's token if the run has begun, else None.
-
-    Raises:
-      RoundsError: the run has other settings, or is another program's.
-      NoBucket: the bucket does not exist or does not let this process in.
-    """
+    """The run's token if the run has begun, else None."""
     (data,) = yield from persistently(context, Get((RUN,)))
     if data is None:
         return None
@@ -36,11 +31,7 @@ def compared_run(context: Context, settings: Mapping[str, Any]) -> Requests[str 
 
 
 def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> Requests[str]:
-    """The run's token. The first node makes it, with checkpoint 0 from its theta.
-
-    Raises:
-      RoundsError, NoBucket: see `compared_run`.
-    """
+    """The run's token. The first node makes it, with checkpoint 0 from its theta."""
     token = yield from compared_run(context, settings)
     if token is None:
         run = {"kind": "run", "run": secrets.token_hex(8), "settings": settings}
@@ -48,9 +39,9 @@ def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> 
         token = yield from compared_run(context, settings)  # this node's, or that of a faster one
     if token is None:
         raise RoundsError(f"the bucket forgets: {RUN} was written and cannot be read")
-    # Also if this node did not make run.json: the one that did may have been killed in between.
+    # also if a different node made run.json, and was killed in between
     if not (yield from persistently(context, List(CHECKPOINTS))):
-        # in this order: who announces itself in a round has seen a checkpoint
+        # in this order: a node that announces itself in a round has seen a checkpoint
         begun = yield from persistently(context, List(ROUNDS))
         if begun and not (yield from persistently(context, List(CHECKPOINTS))):
             raise RoundsError("the bucket forgets: it has rounds, and no checkpoint")

@@ -2,15 +2,15 @@
 
 Rules
 
-  a. The list of a round is the only authority on who counts.
-  b. A round is closed once all who are expected have come (the members of the last list, and who
-     has announced itself), or a quorum has and the grace is over on the closer's clock. Round 0 has
-     no last list: its grace begins once `start` nodes have announced themselves or sent.
+  a. The list of a round is the only authority on the messages that count.
+  b. A round is closed once all expected nodes have sent (the members of the last list, and those
+     that have announced themselves), or a quorum has and the grace is over on the closer's clock.
+     Round 0 has no last list: its grace begins once `start` nodes have announced themselves or sent.
   c. A list names one digest of theta, that of most messages; of two nodes that differ, that of the
-     writer of checkpoints. A node with another one heals.
-  d. Anyone may close a round, also a node that is in no list.
-  e. A node that does not count gets its message back, exactly, and applies all lists that exist
-     before it goes on. Then it announces itself.
+     writer of checkpoints. A node with a different digest heals.
+  d. Any node may close a round, also one that is in no list.
+  e. A node whose message does not count adds it back, exactly, applies all lists that exist, and
+     announces itself.
   f. Mean and outer step run in one fixed order (`jgc.rounds.arithmetic`).
 
 Everything here is a generator of requests: see `jgc.rounds.requests`.
@@ -18,6 +18,7 @@ Everything here is a generator of requests: see `jgc.rounds.requests`.
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,20 +38,19 @@ LATE = "late"  # why a message does not count that came after the list was made
 
 
 class Outcome(NamedTuple):
-    """What came of one exchange, for this node.
+    """The outcome of an exchange for this node.
 
     Attributes:
-      round: the round that it took part in.
-      members: the nodes that count in it.
-      counted: whether this node's message does.
+      round: its number.
+      members: the nodes whose messages count.
+      counted: whether this node's message counts.
       reason: why not; "" if it counts.
-      left_out: why other messages do not, by node.
+      left_out: why other messages do not count, by node.
       waited: seconds from the message to the list.
       closed_by: the node that made the list.
       digest: of the shared state after this exchange.
-      number: rounds that the shared state comes after; more than round + 1 if this node was behind.
-      discarded: whether a part of this node's work is lost, because it was an outlier or not
-        finite, or because nobody knows any more whether it counts.
+      number: closed rounds in the shared state; more than round + 1 if this node was behind.
+      discarded: whether a part of this node's work is lost: an outlier, not finite, or unknown.
     """
 
     round: int
@@ -66,17 +66,7 @@ class Outcome(NamedTuple):
 
 
 class Member:
-    """A node of a run.
-
-    Attributes:
-      shared: the newest shared state that it knows.
-      memory: the method's memory (a residual, or nothing).
-      carry: f32[n], differences that no message has carried, besides the memory.
-      members: the nodes of the newest list that it knows.
-      flying: a message whose round nobody has closed, because all others had left; memory and carry
-        are those without it.
-      lost: how often a part of this node's work was lost, which is said each time.
-    """
+    """A node of a run."""
 
     def __init__(
         self, context: Context, open_disk: Callable[[str], Disk | NoDisk] = lambda run: NoDisk(),
@@ -85,28 +75,22 @@ class Member:
         self.context = context
         self.incarnation = incarnation or secrets.token_hex(8)
         self.open_disk, self.disk = open_disk, NoDisk()  # type: Any, Any
-        self.shared: Shared
-        self.memory = context.coder.first()
-        self.carry = np.zeros(context.coder.size, np.float32)
-        self.members: frozenset[str] = frozenset()
-        self.twins, self.has_sent, self.outliers, self.lost = 0, False, 0, 0
+        self.shared: Shared  # the newest that it knows
+        self.memory = context.coder.first()  # of the method: a residual, or nothing
+        self.carry = np.zeros(context.coder.size, np.float32)  # unsent differences besides the memory
+        self.members: frozenset[str] = frozenset()  # of the newest list that it knows
+        self.twins, self.has_sent, self.outliers = 0, False, 0
+        self.lost = 0  # how often a part of this node's work was lost, which is logged each time
         self.began = context.clock()  # local steps
+        # a message of an open round that all others have left; memory and carry do not include it
         self.flying: Pending | None = None
 
     def join(self, theta: Vector, settings: Mapping[str, Any]) -> Requests[Outcome | None]:
-        """Take part from now on: the newest shared state, and what this node's disk says.
+        """Take part from now on, with the newest shared state and the progress on this node's disk.
 
-        Args:
-          theta: f32[n], the parameters if this node is the first.
-          settings: what all nodes must have alike; plain values by name.
-
-        Returns:
-          The outcome of the round in which this node was killed, if it was and that round was still
-          open; else None.
-
-        Raises:
-          RoundsError: other settings; a bucket that has forgotten; see also `exchange`.
-          NoBucket, BucketError: the bucket does not answer.
+        `theta` f32[n] are the parameters if this node is the first, `settings` plain values that
+        must be equal on all nodes. Returns the outcome of the round in which this node was killed,
+        if that was still open.
         """
         run = yield from opened_run(self.context, theta, settings)
         self.context.run = run
@@ -122,20 +106,10 @@ class Member:
         return outcome
 
     def exchange(self, difference: Vector, tokens: int) -> Requests[Outcome]:
-        """One round: send what this node has moved, and apply what all have.
+        """One round: send this node's difference f32[n], theta minus its parameters, apply the mean.
 
-        A message that came too late for its round goes into the next at once, without local steps
-        before it. Otherwise a node that is behind by more than the grace stays behind: it needs as
-        long for its steps as the others.
-
-        Args:
-          difference: f32[n], the shared parameters minus this node's.
-          tokens: the weight of this node's message.
-
-        Raises:
-          Twin: another process sends under this node's name.
-          Timeout: below the quorum for longer than the limit, if the rules say to end then.
-          RoundsError: the bucket does not hold what the lists say.
+        A message that was too late for its round goes into the next one, without local steps in
+        between. Otherwise a node that is behind by more than the grace would stay behind.
         """
         if self.flying is not None:
             flying = self.flying
@@ -151,11 +125,9 @@ class Member:
         return outcome
 
     def leave(self, settled: bool = True, moved: Vector | None = None) -> Requests[None]:
-        """Nobody waits for this node any longer. What it has not sent stays on its disk.
+        """Nobody waits for this node any longer. Its unsent progress stays on its disk.
 
-        Args:
-          settled: False after an exchange that did not end: the disk has its message.
-          moved: f32[n], a further difference that no message has carried.
+        Not `settled`: an exchange did not end, and the disk has its message. `moved`: f32[n], unsent.
         """
         moved = moved if moved is not None and usable(moved) else np.zeros_like(self.carry)
         if settled and self.flying is not None:
@@ -166,34 +138,25 @@ class Member:
         yield from self._announce("left")
         self.disk.close()
 
-    # --- one round ---
-
     def _begin(self, difference: Vector, tokens: int) -> Pending:
         """The message of this round, on disk before it is in the bucket."""
         number, context = self.shared.number, self.context
         if not usable(difference):
-            context.say(
-                f"round {number}: this node's parameters are not finite; it goes on from the shared ones"
-            )
+            context.say(f"round {number}: this node's parameters are not finite; it goes on from the shared ones")
             return self._stored(Pending(number, None, self.memory, self.memory, self.carry))
         total = difference + self.carry
         noise = int(sha256_of(f"{context.seed} {context.node} {number}".encode())[:8], 16)
         fields, after = context.coder.encode(number, self.memory, total, noise)
         data = packed_message(
-            context.run,
-            context.node,
-            self.incarnation,
-            number,
-            tokens,
-            self.shared.digest,
-            fields,
-            context.secret,
+            context.run, context.node, self.incarnation, number, tokens, self.shared.digest, fields, context.secret
         )
         return self._stored(Pending(number, data, self.memory, after, total, sha256_of(data)))
 
     def _finish(self, pending: Pending, unless_left: bool = False) -> Requests[Outcome | None]:
-        """From a message to the next shared state; None if all others have left meanwhile, and
-        `unless_left`. Its message then waits for them."""
+        """From a message to the next shared state.
+
+        None if all others have left meanwhile, and `unless_left`: the message then waits for them.
+        """
         context = self.context
         try:
             closed = yield from closed_round(
@@ -222,36 +185,27 @@ class Member:
         )  # fmt: skip
 
     def _apply(self, closed: Closed) -> Requests[dict[str, str]]:
-        """The shared state after the list; returns the members that all nodes skip."""
+        """Apply the list; returns the members that all nodes skip."""
         try:
-            self.shared, skipped = yield from advanced(
-                self.context, self.shared, closed.list, closed.data
-            )
+            self.shared, skipped = yield from advanced(self.context, self.shared, closed.list, closed.data)
+            return skipped
         except Diverged:
             yield from self._heal(closed.list)
         except Forgotten:
             yield from self._load()
-        else:
-            return skipped
         return {}
 
-    def _settle(
-        self, pending: Pending, closed: Closed, skipped: Mapping[str, str]
-    ) -> tuple[bool, str, bool]:
+    def _settle(self, pending: Pending, closed: Closed, skipped: Mapping[str, str]) -> tuple[bool, str, bool]:
         """Memory and carry after a round: (counted, why not, whether something is lost)."""
         node = self.context.node
-        if (
-            pending.data is not None
-            and closed.list.counts(node, pending.sha256)
-            and node not in skipped
-        ):
+        if pending.data is not None and closed.list.counts(node, pending.sha256) and node not in skipped:
             self._kept(pending, counted=True)
             self.outliers = 0
             return True, "", False
         reason = skipped.get(node) or closed.list.left_out.get(node, "")
         if node in skipped or reason.startswith(OUTLIER):
-            # Back into the residual it would be an outlier in every round. A second one in a row
-            # shows that the residual itself is at fault.
+            # back in the residual it would be an outlier in every round; two in a row show that the
+            # residual itself is at fault
             self.outliers += 1
             self.carry = pending.since()
             self.memory = pending.before if self.outliers < 2 else self.context.coder.first()
@@ -268,37 +222,32 @@ class Member:
         return False, LATE if closed.sent else "not sent", False
 
     def _kept(self, pending: Pending, counted: bool) -> None:
-        """Memory and carry, from the two possibilities that were made before the message was
-        sent."""
+        """Set memory and carry, which were computed for both cases before the message was sent."""
         self.memory = pending.after if counted else pending.before
         self.carry = pending.since() if counted else pending.difference + pending.since()
 
     def _check_twin(self, closed: Closed) -> None:
-        """Stop if another process sends under this node's name.
+        """Stop if a different process sends under this node's name.
 
-        A process that was restarted meets a message of its former life once, before any of its own.
-        Of two that both live, one is first in the second round; the other stops.
+        A restarted process meets a message of its former life once, before it sends. Of two live
+        processes, one is first in the second round; the other stops.
         """
         self.twins = self.twins + 1 if closed.twin else 0
         if closed.twin and (self.twins > 1 or self.has_sent):
-            raise Twin(
-                f"another process sends as {self.context.node!r}: this one stops; give one of them another name"
-            )
+            raise Twin(f"another process sends as {self.context.node!r}: this one stops; give one of them another name")
         self.has_sent = self.has_sent or closed.sent
-
-    # --- a node that is behind, or wrong ---
 
     def _load(self) -> Requests[None]:
         try:
-            found = yield from loaded(self.context)
+            newest = yield from loaded(self.context)
         except Diverged:
             raise RoundsError(
-                "the checkpoint and the lists give other parameters than the other nodes have: is the "
-                "arithmetic of this machine another (see jgc.rounds.arithmetic), or its jgc?"
+                "the checkpoint and the lists give other parameters than the other nodes have: does this "
+                "machine compute differently (see jgc.rounds.arithmetic), or have another version of jgc?"
             ) from None
-        if found is None:
+        if newest is None:
             raise RoundsError("the bucket forgets: it has run.json, and no checkpoint")
-        self._at(*found)
+        self._at(*newest)
 
     def _at(self, shared: Shared, lists: Sequence[RoundList]) -> None:
         """Go on from a shared state and the lists that led to it."""
@@ -307,7 +256,7 @@ class Member:
             self.members = frozenset(lists[-1].nodes)
 
     def _catch_up(self) -> Requests[None]:
-        """Apply all lists that exist: round by round a node that is behind would stay behind."""
+        """Apply all lists that exist: one list a round would leave this node behind."""
         try:
             for closed in (yield from lists_from(self.context, self.shared.number)):
                 self.members = frozenset(closed.nodes)
@@ -318,33 +267,26 @@ class Member:
             yield from self._load()
 
     def _heal(self, closed: RoundList) -> Requests[None]:
-        """The shared state after a list that names another digest than this node's.
+        """The shared state after a list that names a different digest than this node's.
 
-        First from the newest checkpoint there is: it mends a flipped bit. If that gives a wrong
-        digest again, the checkpoint after this round, which the list's writer makes.
+        First from the newest checkpoint, which mends a flipped bit; if that gives a wrong digest
+        again, from the checkpoint after this round, which the list's writer makes.
         """
         context, number = self.context, closed.round + 1
-        context.say(
-            f"round {closed.round}: {context.node} has other parameters than the list; it takes a checkpoint"
-        )
+        context.say(f"round {closed.round}: {context.node} has other parameters than the list; it takes a checkpoint")
         pauses, least = Pauses(context), 0
         while True:
-            try:
-                found = yield from loaded(context, least)
-            except Diverged:
-                found = None
-            if found is not None and found[0].number >= number:
-                return self._at(*found)
+            with suppress(Diverged):
+                newest = yield from loaded(context, least)
+                if newest is not None and newest[0].number >= number:
+                    return self._at(*newest)
             least = number
             if pauses.waited > context.rules.timeout:
-                raise RoundsError(
-                    f"no checkpoint gives the parameters that the list of round {closed.round} names"
-                )
+                raise RoundsError(f"no checkpoint gives the parameters that the list of round {closed.round} names")
             yield from pauses.next(f"checkpoint {number}, by {closed.writer}")
 
     def _begin_anew(self, pending: Pending, why: str) -> Requests[Outcome]:
-        """Go on from a checkpoint. Nobody knows any more whether the last message counts, so
-        neither it nor the memory behind it is sent again."""
+        """Go on from a checkpoint, without last message and memory: whether it counts is unknown."""
         context = self.context
         context.say(f"{context.node} was away too long: {why}; its residual is lost")
         self.memory, self.carry = context.coder.first(), pending.since()
@@ -353,24 +295,10 @@ class Member:
         if context.node not in self.members:
             yield from self._announce("here")
         reason = "away for longer than rounds are kept"
-        return Outcome(
-            pending.round,
-            (),
-            False,
-            reason,
-            {},
-            0.0,
-            "",
-            self.shared.digest,
-            self.shared.number,
-            True,
-        )
-
-    # --- what is on disk ---
+        return Outcome(pending.round, (), False, reason, {}, 0.0, "", self.shared.digest, self.shared.number, True)
 
     def _resume(self, pending: Pending) -> Requests[Outcome | None]:
-        """Memory and carry after a restart, from the list of the round in which this node was
-        killed."""
+        """Set memory and carry after a restart, by the list of the round in which it was killed."""
         context, node = self.context, self.context.node
         if pending.round > self.shared.number:
             raise RoundsError(
@@ -386,9 +314,7 @@ class Member:
         for number in range(pending.round, self.shared.number):
             closed = yield from list_of(context, number)
             if closed is None or (number > pending.round and closed.counts(node)):
-                context.say(
-                    f"{node} comes back without its residual: its disk is of round {pending.round}"
-                )
+                context.say(f"{node} comes back without its residual: its disk is of round {pending.round}")
                 self.lost += 1
                 return None
             if number == pending.round:
@@ -403,22 +329,17 @@ class Member:
         try:
             self.disk.write(pending)
         except OSError as error:
-            self.context.say(
-                f"{self.context.node} cannot keep its residual on disk: {error.strerror}"
-            )
+            self.context.say(f"{self.context.node} cannot keep its residual on disk: {error.strerror}")
         return pending
 
-    # --- what others read ---
-
-    def _announce(self, kind: str) -> Requests[None]:
-        """Tell the others that this node is to be waited for in this round ("here"), or not
-        ("left")."""
+    def _announce(self, suffix: str) -> Requests[None]:
+        """Tell the others to wait for this node in this round ("here"), or not ("left")."""
         header = {"kind": "notice", "run": self.context.run, "incarnation": self.incarnation}
-        name = node_name(self.shared.number, self.context.node, kind)
+        name = node_name(self.shared.number, self.context.node, suffix)
         yield from persistently(self.context, Create(name, sealed(header, {}, self.context.secret)))
 
     def _write_checkpoint(self, closed: RoundList) -> None:
-        """In the background, if it is this node's turn: it is never in the way of messages."""
+        """Write a checkpoint if it is this node's turn, in the background, without delaying messages."""
         number, every = closed.round + 1, self.context.rules.checkpoint_every
         due = number % every == 0 or closed.dissent
         if due and closed.writer == self.context.node and self.shared.number == number:

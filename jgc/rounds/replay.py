@@ -1,5 +1,4 @@
-"""Theta of any round from a checkpoint and the lists that follow it, and the checkpoints
-themselves."""
+"""Checkpoints, and theta of any round from a checkpoint and the lists that follow it."""
 
 from collections.abc import Mapping
 
@@ -22,7 +21,7 @@ from jgc.rounds.names import (
 )
 from jgc.rounds.requests import Create, Delete, Get, List, Requests
 
-TRIES = 5  # of what another node may be writing or deleting at this moment
+TRIES = 5  # of objects that a different node may be writing or deleting
 
 
 class Diverged(Exception):
@@ -37,11 +36,7 @@ def pack_checkpoint(run: str, shared: Shared, secret: bytes | None) -> bytes:
 
 
 def read_checkpoint(data: bytes, run: str, secret: bytes | None) -> Shared:
-    """The shared state of a checkpoint.
-
-    Raises:
-      BadObject: not a checkpoint of this run, or not what its digest says.
-    """
+    """The shared state of a checkpoint."""
     header, arrays = opened(data, secret)
     check_header(header, "checkpoint", run)
     theta = np.array(arrays.pop("theta"))  # a copy: the bytes are freed
@@ -53,14 +48,11 @@ def read_checkpoint(data: bytes, run: str, secret: bytes | None) -> Shared:
 
 
 def newest_checkpoint(context: Context, least: int = 0) -> Requests[Shared | None]:
-    """The newest checkpoint that can be read, if it comes after at least `least` rounds; else
-    None."""
+    """The newest readable checkpoint after at least `least` rounds; else None."""
     for _ in range(TRIES):
         names = yield from persistently(context, List(CHECKPOINTS))
         numbers = (name.rpartition("/")[2] for name in names)
-        for number in sorted(
-            (int(x) for x in numbers if x.isdigit() and int(x) >= least), reverse=True
-        ):
+        for number in sorted((int(x) for x in numbers if x.isdigit() and int(x) >= least), reverse=True):
             (data,) = yield from persistently(context, Get((checkpoint_name(number),)))
             if data is None:
                 break  # deleted since it was listed: a newer one exists
@@ -76,8 +68,8 @@ def newest_checkpoint(context: Context, least: int = 0) -> Requests[Shared | Non
 def write_checkpoint(context: Context, shared: Shared) -> Requests[None]:
     """Write a checkpoint and delete messages that are older than `retained` rounds.
 
-    Lists stay: they are small, and whoever stood still for long must not be able to close a round
-    a second time. Gives up if the bucket fails, since a later checkpoint serves as well.
+    Lists stay: they are small, and a node that was suspended must not close a round again. Gives up
+    if the bucket fails, because a later checkpoint serves as well.
     """
     name = checkpoint_name(shared.number)
     try:
@@ -96,11 +88,7 @@ def write_checkpoint(context: Context, shared: Shared) -> Requests[None]:
 
 
 def list_of(context: Context, number: int) -> Requests[RoundList | None]:
-    """The list of a round, or None if there is none.
-
-    Raises:
-      RoundsError: a list that cannot be read. It is never replaced, so nobody can go on.
-    """
+    """The list of a round, or None. RoundsError if it cannot be read: it is never replaced."""
     (data,) = yield from persistently(context, Get((close_name(number),)))
     if data is None:
         return None
@@ -113,19 +101,10 @@ def list_of(context: Context, number: int) -> Requests[RoundList | None]:
 def advanced(
     context: Context, shared: Shared, closed: RoundList, known: Mapping[str, bytes]
 ) -> Requests[tuple[Shared, dict[str, str]]]:
-    """The shared state after a round, and the members whose messages all nodes skip, with the
-    reason.
+    """The shared state after a closed round, and why all nodes skip messages, by member.
 
-    Args:
-      context: this node's.
-      shared: the state before it.
-      closed: its list.
-      known: messages that this node has, by node.
-
-    Raises:
-      Diverged: `shared` is not the state that the list names.
-      Forgotten: messages were deleted.
-      RoundsError: a message was overwritten after the list was made.
+    `known` are messages that this node has. Raises Diverged if `shared` is not the state that the
+    list names, Forgotten if messages were deleted, RoundsError if one was overwritten.
     """
     if closed.theta != shared.digest:
         raise Diverged
@@ -150,15 +129,9 @@ def advanced(
         raise RoundsError(f"round {closed.round}: a message of its list: {error}") from None
 
 
-def _messages(
-    context: Context, closed: RoundList, known: Mapping[str, bytes]
-) -> Requests[dict[str, bytes]]:
+def _messages(context: Context, closed: RoundList, known: Mapping[str, bytes]) -> Requests[dict[str, bytes]]:
     """The messages of a list's members, with the checksums that it names."""
-    data = {
-        x.node: known[x.node]
-        for x in closed.members
-        if sha256_of(known.get(x.node, b"")) == x.sha256
-    }
+    data = {x.node: known[x.node] for x in closed.members if sha256_of(known.get(x.node, b"")) == x.sha256}
     missing = [x for x in closed.members if x.node not in data]
     pauses = Pauses(context)
     for tries in range(TRIES if missing else 0):
@@ -167,32 +140,23 @@ def _messages(
         if None not in objects:
             break
         if tries == TRIES - 1:
-            raise Forgotten(
-                f"messages of round {closed.round} that its list names are not in the bucket"
-            )
+            raise Forgotten(f"messages of round {closed.round} that its list names are not in the bucket")
         yield from pauses.next(f"messages of round {closed.round}")
     for entry, content in zip(missing, objects if missing else (), strict=True):
         if sha256_of(content) != entry.sha256:
             name = message_name(closed.round, entry.node, entry.attempt)
-            raise RoundsError(
-                f"{name} is not what the list of its round names: it was overwritten, so the nodes can "
-                "no longer agree"
-            )
+            raise RoundsError(f"{name} differs from the list of its round: it was overwritten, so nodes cannot agree")
         data[entry.node] = content
     return data
 
 
 def lists_from(context: Context, number: int) -> Requests[list[RoundList]]:
-    """The lists from round `number` on, without a gap.
-
-    Raises:
-      Forgotten: later rounds exist, and this one was deleted.
-    """
+    """The lists from round `number` on. Raises Forgotten if that was deleted and later rounds exist."""
     names = yield from persistently(context, List(ROUNDS, before_round(number)))
     rounds = by_round(names)
     lists: list[RoundList] = []
-    # A later list shows that this one was made, even if the listing began before it was. Other
-    # objects show nothing: anybody may have written them.
+    # a later list shows that this one was made, even if the listing began before; other objects do
+    # not, as anybody may have written them
     last = max((r for r, inside in rounds.items() if CLOSE in inside), default=-1)
     while number <= last:
         closed = yield from list_of(context, number)
@@ -204,11 +168,7 @@ def lists_from(context: Context, number: int) -> Requests[list[RoundList]]:
 
 
 def replayed(context: Context, shared: Shared) -> Requests[tuple[Shared, list[RoundList]]]:
-    """The newest shared state from an older one, and the lists in between.
-
-    Raises:
-      Diverged, Forgotten, RoundsError: see `advanced`.
-    """
+    """The newest shared state from an older one, and the lists in between."""
     lists: list[RoundList] = []
     while more := (yield from lists_from(context, shared.number)):
         for closed in more:
@@ -218,13 +178,9 @@ def replayed(context: Context, shared: Shared) -> Requests[tuple[Shared, list[Ro
 
 
 def loaded(context: Context, least: int = 0) -> Requests[tuple[Shared, list[RoundList]] | None]:
-    """The newest shared state from a checkpoint that comes after at least `least` rounds.
+    """The newest shared state, from a checkpoint after at least `least` rounds; None without one.
 
-    Returns None without such a checkpoint.
-
-    Raises:
-      Diverged: the checkpoint and the lists give another state than a list names.
-      RoundsError: the history is not complete.
+    Raises Diverged if checkpoint and lists give a different state than a list names.
     """
     pauses = Pauses(context)
     for _ in range(TRIES):
@@ -236,4 +192,4 @@ def loaded(context: Context, least: int = 0) -> Requests[tuple[Shared, list[Roun
         except Forgotten as error:  # deleted meanwhile, as a newer checkpoint was made
             text = str(error)
         yield from pauses.next(text)
-    raise RoundsError(f"the bucket forgets: {text}, and no newer checkpoint does")
+    raise RoundsError(f"the bucket forgets: {text}, and there is no newer checkpoint")

@@ -1,4 +1,4 @@
-"""Requests to a bucket as values, so that the protocol can be stepped in any order by tests.
+"""Requests to a bucket as values, so that tests can step the protocol in any order.
 
 A part of the protocol is a generator: it yields a request and gets the answer, or `BucketError` at
 the yield. `perform` runs one against a bucket and a clock; tests interleave many.

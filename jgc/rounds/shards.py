@@ -1,10 +1,10 @@
-"""How a node's devices divide its parameters: each device encodes what it holds.
+"""The shards of a node's parameters: each device encodes its part.
 
     w (8, 6) over 4 devices, b (6,) on all of them:
     shard 0: w[0:2], b    shard 1: w[2:4]    shard 2: w[4:6]    shard 3: w[6:8]
 
-What several devices hold belongs to the first of them. A node whose parameters are on one device,
-or whole on all, has one shard.
+Parts on several devices belong to the first. A node whose parameters are on one device, or whole on
+all, has one shard.
 """
 
 from collections.abc import Sequence
@@ -19,31 +19,14 @@ Piece = tuple[slice, ...]
 
 
 class Shard(NamedTuple):
-    """What one device holds.
+    """The part of a device."""
 
-    Attributes:
-      device: the device; None for JAX's default.
-      pieces: of each leaf; None for leaves without floats, and for what an earlier shard has.
-    """
-
-    device: jax.Device | None
-    pieces: tuple[Piece | None, ...]
+    device: jax.Device | None  # None for JAX's default
+    pieces: tuple[Piece | None, ...]  # of each leaf; None without floats, or if an earlier shard has it
 
 
 def shards_of(leaves: Sequence[Any], floats: Sequence[bool]) -> list[Shard]:
-    """The shards of parameters.
-
-    Args:
-      leaves: arrays, or their shapes; without a sharding they are whole on every device.
-      floats: whether each is exchanged.
-
-    Raises:
-      ValueError: a leaf is divided over devices of other processes.
-
-    Example:
-      >>> shards_of([np.zeros((2, 3)), np.zeros(3)], [True, True])[0].pieces
-      ((slice(0, 2, None), slice(0, 3, None)), (slice(0, 3, None),))
-    """
+    """The shards of parameters, or of their shapes, of which `floats` are exchanged."""
     divided = [_pieces_of(x) if is_float else {} for x, is_float in zip(leaves, floats, strict=True)]
     if all(len(set(map(_key, pieces.values()))) <= 1 for pieces in divided):
         whole = tuple(
@@ -52,18 +35,16 @@ def shards_of(leaves: Sequence[Any], floats: Sequence[bool]) -> list[Shard]:
         )
         return [Shard(_only_device(divided), whole)]
     devices = sorted({d for pieces in divided for d in pieces if d is not None}, key=lambda d: d.id)
-    seen: list[set[Any]] = [set() for _ in leaves]
+    earlier: list[set[Any]] = [{None} for _ in leaves]
     shards = []
     for device in devices:
-        held = []
-        for pieces, before in zip(divided, seen, strict=True):
+        part: list[Piece | None] = []
+        for pieces, before in zip(divided, earlier, strict=True):
             piece = pieces.get(device, pieces.get(None) if device is devices[0] else None)
-            new = piece is not None and _key(piece) not in before
-            held.append(piece if new else None)
-            if new:
-                before.add(_key(piece))
-        if any(piece is not None for piece in held):
-            shards.append(Shard(device, tuple(held)))
+            part.append(None if _key(piece) in before else piece)
+            before.add(_key(piece))
+        if any(piece is not None for piece in part):
+            shards.append(Shard(device, tuple(part)))
     return shards
 
 
@@ -72,9 +53,7 @@ def cut(vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]]) -> list
     return [part if part is None else part[piece] for part, piece in _parts(vector, shard, shapes)]
 
 
-def fill(
-    vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]], pieces: Sequence[Any]
-) -> None:
+def fill(vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]], pieces: Sequence[Any]) -> None:
     """Write a shard's pieces into f32[n]."""
     for (part, piece), new in zip(_parts(vector, shard, shapes), pieces, strict=True):
         if part is not None:
@@ -90,15 +69,13 @@ def _parts(vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]]) -> A
 
 
 def _pieces_of(x: Any) -> dict[jax.Device | None, Piece]:
-    """What each device holds of a leaf; all under None if nobody has said."""
+    """Each device's piece of a leaf; the whole leaf under None if its sharding is unknown."""
     shape, sharding = tuple(x.shape), getattr(x, "sharding", None)
     if sharding is None:
         return {None: tuple(slice(0, n) for n in shape)}
     if not sharding.is_fully_addressable:
-        raise ValueError(
-            "params are divided over devices of several processes; rounds take a node of one process so far: "
-            "gather them in one process, or let each process be a node"
-        )
+        raise ValueError("params are divided over devices of several processes, and a node of rounds has one process: "
+                         "gather them in one process, or let each process be a node")  # fmt: skip
     pieces = sharding.addressable_devices_indices_map(shape)
     return {
         device: tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True))

@@ -10,9 +10,6 @@ INSTALL = "pip install 'jgc[train]', or in a clone of jgc: pip install -e '.[tra
 def explain(error: ModuleNotFoundError) -> str:
     """One line that says how to install a missing package of the extra.
 
-    Raises:
-      ModuleNotFoundError: the error itself, where another module is missing.
-
     Example:
       >>> explain(ModuleNotFoundError(name="tyro"))
       "error: tyro is not installed: pip install 'jgc[train]', or in a clone of jgc: pip install -e '.[train]'"

@@ -121,7 +121,7 @@ def test_own_name_on_loopback_is_wrong_where_there_are_other_hosts(own, others, 
 
 def test_gloo_that_reaches_its_own_host_says_why():
     text = "UNKNOWN: Gloo context initialization failed: timed out connecting: remote=[{}]:9100"
-    assert distributed._line(RuntimeError(text.format("127.0.1.1"))).endswith("not for 127.0.1.1 (/etc/hosts)")
+    assert distributed._line(RuntimeError(text.format("127.0.1.1"))).endswith("not to 127.0.1.1 (/etc/hosts)")
     assert distributed._line(RuntimeError(text.format("10.0.0.1"))).endswith("]:9100")
 
 

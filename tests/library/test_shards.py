@@ -373,7 +373,7 @@ def test_any_mesh(kind, context):
     [
         ("dcm", (), "mesh axis 'dcm' is not one of ('dcn', 'fsdp')"),
         ("dcn", "dcn", "mesh axis 'dcn' is named twice"),
-        ((), "fsdp", "slow must name at least one axis of the mesh, which has ('dcn', 'fsdp')"),
+        ((), "fsdp", "slow must name at least one axis of the mesh, of ('dcn', 'fsdp')"),
     ],
 )
 def test_wrong_axes_are_named(slow, fast, message):

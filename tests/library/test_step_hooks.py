@@ -86,7 +86,7 @@ def test_mean_aux_travels_with_the_metrics(devices):
 
 
 def test_mean_aux_needs_aux():
-    with pytest.raises(ValueError, match=r"mean_aux=True takes the mean of aux.*has_aux=True"):
+    with pytest.raises(ValueError, match=r"mean_aux=True averages aux.*has_aux=True"):
         jgc.make_step(value, dense(), optax.sgd(1.0), nodes_on(1), mean_aux=True)
 
 

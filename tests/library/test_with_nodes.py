@@ -324,7 +324,7 @@ def test_mistakes_are_named():
     with fails(TypeError, "a jgc.Phase, got array.*: restore it by jgc.from_arrays"):
         jgc.with_nodes(jgc.as_arrays(state), fresh)
     streaming = LOOPS["local, streaming"](FOUR["1 device"]())[0](jax.random.key(0), START)
-    with fails(TypeError, r"two states of one kind, got a LoopState and a LocalState: make the fresh .* init\(key, "):
+    with fails(TypeError, r"two states of one type, got a LoopState and a LocalState: make the fresh .* init\(key, "):
         jgc.with_nodes(state, streaming)
     other = LOOPS["topk"](FOUR["1 device"]())[0](jax.random.key(0), {**START, "b": np.zeros(3, np.float32)})
     with fails(ValueError, r"the state was made for the parameter 'b' as float32\[2\], and the fresh state was not"):
@@ -334,7 +334,7 @@ def test_mistakes_are_named():
         jgc.with_nodes(state, by_sgd(jax.random.key(0), START))
     stats = {"mean": np.zeros(2, np.float32)}
     with_stats, fresh_stats = init(jax.random.key(0), START, stats), init_of_4(jax.random.key(0), START, stats)
-    with fails(ValueError, r"lacks the leaf 'model_state/mean': give init one node's model state, jax.tree.map\("):
+    with fails(ValueError, r"lacks the leaf 'model_state/mean': give init the model state, jax.tree.map\("):
         jgc.with_nodes(with_stats, fresh)
     with fails(ValueError, r"'model_state/mean' is float32\[8, 2\], and in the fresh state float32\[4, 8, 2\]"):
         jgc.with_nodes(with_stats, init_of_4(jax.random.key(0), START, with_stats.model_state))

@@ -247,7 +247,7 @@ def test_validation_split(scenes):
     source = source_of(scenes)
     (batch,) = source.validation(1)
     assert len(batch.labels) == COUNTS["val"] and source.epoch_steps(4) == 2.5
-    with pytest.raises(ValueError, match=r"camvid has validation images of its own: none is held out, got 0\.1"):
+    with pytest.raises(ValueError, match=r"camvid comes with validation images: nothing can be held out, got 0\.1"):
         source_of(scenes, 0.1)
 
 

@@ -222,12 +222,12 @@ def test_polynomial_schedule(folder):
         ("--data-dir {tmp}", "camvid is missing: cannot read {tmp}/camvid/train.txt (No such file or directory)"),
         ("--data-dir {data} --data.crop -1", "--data.crop must be at least 0, got -1"),
         ("--data-dir {data} --data.shrink 40", "images of 48x36 pixels can be shrunk by 1 or more"),
-        ("--data-dir {data} --data.validation 0.1", "camvid has validation images of its own: none is held out"),
+        ("--data-dir {data} --data.validation 0.1", "camvid comes with validation images: nothing can be held out"),
         ("--data-dir {data} --nodes 2 --devices-per-node 2", "camvid has pixels without a label, and each device"),
         ("--data-dir {data} --data.window 5", "--data.window is a setting of texts, not of camvid"),
         ("--data-dir {data} --model.name resnet18", "resnet18 takes images, and --data.name camvid has scenes"),
         ("--workload digits_convnet5 --data.crop 9", "--data.crop is a setting of images that are cropped at random"),
-        ("--workload digits_convnet5 --data.shrink 2", "--data.shrink is a setting of images with a label a pixel"),
+        ("--workload digits_convnet5 --data.shrink 2", "--data.shrink is a setting of images with a label per pixel"),
     ],
 )
 def test_bad_options(folder, options, said, tmp_path, monkeypatch, capsys, request):

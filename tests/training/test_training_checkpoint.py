@@ -131,7 +131,8 @@ def test_renamed_checkpoint_falls_back(tmp_path):
     (folder / "2").rename(folder / "9")
     found = checkpoint.restore(checkpoint.open_manager(tmp_path))
     assert found.step == 1
-    assert found.damaged == ("checkpoint 9 is damaged (ValueError: it is that of step 2, in a folder of another name)",)
+    told = "checkpoint 9 is damaged (ValueError: it belongs to step 2, not to the step of its folder)"
+    assert found.damaged == (told,)
 
 
 def test_checkpoint_of_another_run_falls_back(tmp_path):

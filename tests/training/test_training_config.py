@@ -175,7 +175,7 @@ def test_help_describes_every_option(capsys):
         ([*LGC, "--decay-all", "--weight-decay", "0"], "--decay-all does nothing without --weight-decay"),
         ([*LGC, "--record.every", "5", "--record.residuals", "--layers.shard", "--devices-per-node", "2"], "leave one"),
         (["--method", "qsgd", "--optimizer", "muon", "--momentum", "0.3"], "--momentum 0.3 does nothing without --opt"),
-        ([*LGC, "--optimizer", "muon"], "has the momentum, and so does muon: use --optimizer sgd"),
+        ([*LGC, "--optimizer", "muon"], "memory and muon have a momentum: use --optimizer sgd"),
         ([*LGC, "--optimizer", "adam"], "use --optimizer sgd or --compressor.no-momentum-correction"),
         ([*LGC, "--compressor.momentum", "0.5"], "contradicts --momentum 0.9"),
         ([*LGC, "--resume"], "--resume goes on with the run in --run-dir"),

@@ -24,7 +24,7 @@ from jgc.training.output.announce import notes
 from jgc.training.output.metrics import read
 from jgc.training.run import checkpoint, loop, setup as building
 from jgc.training.run.local import Divergence, exchanges_by, watch
-from jgc.training.run.loop import batches
+from jgc.training.run.periodic import batches
 from jgc.training.settings.config import LayersConfig, RecordConfig, check
 from jgc.training.settings.local_config import LocalConfig
 from jgc.training.steps.step import arrays_by_name
@@ -96,7 +96,7 @@ def test_layouts_train_alike(tmp_path, monkeypatch, local):
 def test_inner_steps_of_a_run_send_nothing(monkeypatch):
     monkeypatch.setattr(building, "make_nodes", lambda count, **_: make_nodes(count, jax.devices()[:4]))
     setup = building.build(config_of(nodes=4, batch_size=16, clip_norm=1.0))
-    batch = next(batches(setup.parts.config, setup, 0))
+    batch = next(batches(setup))
     assert collectives(setup.step.lower(setup.state, batch).compile()) == ()
 
 
@@ -325,13 +325,13 @@ def test_each_phase_is_evaluated_at_its_end(tmp_path):
 def test_what_a_run_leaves_out_is_noted():
     late = building.build(config_of(steps=14, method=TopK(warmup_steps=3)))  # rounds of 4 steps
     early, exact = notes(late)
-    assert early.startswith("note: phase top-k follows 3 exchanges of other phases, and this run has 3: it ends before")
+    assert early.startswith("note: this run of 3 exchanges ends before phase top-k, which begins after 3")
     assert exact.startswith("note: the last 2 of 14 steps have no exchange after them") and "(--steps 12 ends" in exact
     assert notes(building.build(config_of(steps=16, method=TopK(warmup_steps=3)))) == []
     for steps, parts, note in (
         (14, {"fragments": 2}, []),
         (14, {"overlap": 1}, ["the last 2"]),
-        (12, {"overlap": 1}, ["would come after step 13"]),
+        (12, {"overlap": 1}, ["comes after step 13"]),
     ):
         said = notes(building.build(config_of(steps=steps, method=Dense(), local=LocalConfig(every=4, **parts))))
         assert len(said) == len(note) and all(text in line for text, line in zip(note, said, strict=True))
@@ -375,10 +375,10 @@ def test_divergence_by_hand():
         ({"local": LocalConfig(every=14, fragments=11)}, "fragments=11 exceeds the 8 arrays of the parameters"),
         ({"local": LocalConfig(every=4, overlap=4)}, "--local.overlap must be from 0 to every - 1 = 3 steps, got 4"),
         ({"local": LocalConfig(every=4, merge=-0.1)}, "--local.merge must be in [0, 1)"),
-        ({"local": LocalConfig(every=4, merge=0.5)}, "--local.merge=0.5 keeps in a node's own parameters what"),
-        ({"method": TopK(momentum_correction=True)}, "--method topk keeps a momentum of its own, and with --local"),
-        ({"method": TopK(momentum_correction=True)}, "optimiser has it: give --compressor.no-momentum-correction"),
-        ({"method": Demo()}, "with --local.every the outer optimiser has it: give another method"),
+        ({"local": LocalConfig(every=4, merge=0.5)}, "--local.merge=0.5 keeps in a node's parameters a part"),
+        ({"method": TopK(momentum_correction=True)}, "--method topk keeps a momentum, which with --local"),
+        ({"method": TopK(momentum_correction=True)}, "outer optimiser's: give --compressor.no-momentum-correction"),
+        ({"method": Demo()}, "with --local.every is the outer optimiser's: give another method"),
         ({"schedule": "validation", "local": PLAIN}, "--schedule validation lowers one rate for all nodes"),
         ({"record": RecordConfig(every=1), "local": STREAMING}, "--record.every needs --local.fragments 1, got 2"),
         ({"adam_beta2": 1.0}, "--adam-beta2 must be in [0, 1), got 1.0"),

@@ -201,7 +201,7 @@ def test_lost_metrics_are_said(tmp_path, reference, capsys):
     lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (path / "metrics.jsonl").write_bytes(b"".join(lines[2:]))
     assert loop.run(tiny_config(path, resume=True, steps=7)) == 0
-    assert "metrics.jsonl lacks 2 of 7 steps: all figures count the others alone" in capsys.readouterr().out
+    assert "metrics.jsonl lacks 2 of 7 steps: all figures leave them out" in capsys.readouterr().out
     assert json.loads((path / "summary.json").read_text())["steps_without_metrics"] == 2
     assert write_report([path], tmp_path / "report").read_text().count("lacks the metrics of 2 steps") == 1
 

@@ -49,7 +49,7 @@ def test_read_returns_what_tyro_makes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "--out must be given; prog --help says what for"),
+        ("", "--out must be given; see prog --help"),
         ("--out", "--out needs a value"),
         ("--out o --kind c", "--kind must be one of 'a', 'b', got 'c'"),
         ("--out o --seeds 1 two", "--seeds must be a whole number, got 'two'"),

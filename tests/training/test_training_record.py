@@ -19,7 +19,8 @@ from jgc.training.errors import UserError
 from jgc.training.output import recording
 from jgc.training.output.recording import files, save, step_of
 from jgc.training.run import setup
-from jgc.training.run.loop import batches, run
+from jgc.training.run.loop import run
+from jgc.training.run.periodic import batches
 from jgc.training.settings.config import RecordConfig
 from jgc.training.settings.saved_config import completed
 
@@ -52,7 +53,7 @@ def test_recorded_gradients(tmp_path):
     assert list(found) == [0, 2, 4] and [str(x["phase"]) for x in found.values()] == ["dense", "top-k", "top-k"]
     assert {k: x.shape for k, x in found[0].items() if x.ndim} == {f"gradient/{p}": (2, *s) for p, s in SHAPES.items()}
     built = setup.build(config)
-    batch = next(batches(config, built, 0))
+    batch = next(batches(built))
     grads = compile_gradients(built.parts, built.state, batch)(built.state.params, built.state.model_state, batch).grads
     decayed = jax.tree.map(lambda g, p: g + 0.1 * p * (p.ndim > 1), grads, built.state.params)
     norms = np.sqrt(sum(np.sum(np.square(x), axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(decayed)))

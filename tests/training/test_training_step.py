@@ -16,7 +16,7 @@ from jgc.loops.buffers import copied
 from jgc.method.phases import single
 from jgc.nodes.layouts import make_nodes
 from jgc.training.run import setup as building
-from jgc.training.run.loop import batches
+from jgc.training.run.periodic import batches
 from jgc.training.steps.step import arrays_by_name, init_state, make_steps, with_arrays
 from jgc.types import Compressor, Info, State, Wire
 
@@ -30,14 +30,14 @@ def parts_of(config, monkeypatch, devices=1):
 
 def first_gradients(setup):
     """The nodes' gradients in the first step, and its batch."""
-    batch = next(batches(setup.parts.config, setup, 0))
+    batch = next(batches(setup))
     return jax.jit(make_gradients(setup.parts))(setup.state.params, setup.state.model_state, batch), batch
 
 
 def steps(setup, count, batch_of=lambda batch, i: batch):
     """The state and the metrics after `count` steps."""
     state = with_arrays(setup.state, copied(arrays_by_name(setup.state)))
-    for i, batch in zip(range(count), batches(setup.parts.config, setup, 0), strict=False):
+    for i, batch in zip(range(count), batches(setup), strict=False):
         state, metrics = setup.step(state, batch_of(batch, i))
     return arrays_by_name(state), metrics
 
@@ -126,7 +126,7 @@ def test_single_momentum(monkeypatch):
 def test_compiled_bytes_accounted(monkeypatch):
     """The step sends the bytes of the ledger, which are those of `wire` and the metrics."""
     setup = parts_of(tiny_config(nodes=4, method=TopK(alpha=0.1)), monkeypatch, devices=4)
-    batch = next(batches(setup.parts.config, setup, 0))
+    batch = next(batches(setup))
     with comm.ledger() as sent:
         lowered = setup.step.lower(setup.state, batch)
     compiled = lowered.compile()

@@ -21,7 +21,7 @@ from jgc.training.errors import UserError
 from jgc.training.models import make_model
 from jgc.training.output.metrics import read
 from jgc.training.run import checkpoint, loop, setup as building
-from jgc.training.run.loop import batches
+from jgc.training.run.periodic import batches
 from jgc.training.settings import cli
 from jgc.training.settings.config import Config, DataConfig, resolve
 from jgc.training.steps.evaluate import make_evaluate
@@ -59,7 +59,7 @@ def built(config, monkeypatch, devices=1):
 def trained(setup, steps):
     """The state after `steps` steps, and the loss of each."""
     state, losses = setup.state, []
-    for _, batch in zip(range(steps), batches(setup.parts.config, setup, 0), strict=False):
+    for _, batch in zip(range(steps), batches(setup), strict=False):
         state, metrics = setup.step(state, batch)
         losses.append(float(metrics.loss))
     return state, losses
@@ -143,7 +143,7 @@ def test_epoch_resets_state(folder, monkeypatch):
     state, _ = trained(setup, EPOCH)
     assert all(np.abs(x).max() > 1e-3 for x in jax.tree.leaves(state.model_state["carry"]))
     fresh = state._replace(model_state=jax.tree.map(jnp.zeros_like, state.model_state))
-    step = dict(zip(range(EPOCH + 2), batches(setup.parts.config, setup, 0), strict=False))
+    step = dict(zip(range(EPOCH + 2), batches(setup), strict=False))
     for i, same in ((0, True), (EPOCH, True), (EPOCH + 1, False)):
         a, b = (gradients(state.params, s.model_state, step[i]) for s in (state, fresh))
         assert np.array_equal(a.loss, b.loss) == same
@@ -168,7 +168,7 @@ def test_nodes_match_single_node(folder, monkeypatch, devices):
 def test_non_finite_gradient_keeps_carry(folder, monkeypatch):
     setup = built(text_config(folder, nodes=2), monkeypatch)
     state, _ = trained(setup, 2)
-    batch = next(batches(setup.parts.config, setup, 2))
+    batch = next(batches(setup, 2))
     carry = jax.tree.map(lambda x: x.at[0].set(jnp.nan), state.model_state)  # so is the node's gradient
     before = jax.device_get(carry)
     after, metrics = setup.step(state._replace(model_state=carry), batch)

@@ -184,7 +184,7 @@ def test_text_validation_split(one_device, tmp_path):
         ("--schedule validation --data.validation 0.1 --correction.decay 0", "decay must be positive, got 0"),
         ("--schedule validation --data.validation 0.1 --correction.patience 0", "patience must be at least 1, got 0"),
         ("--schedule validation --data.validation 0.1 --correction.min-learning-rate 9", "min_learning_rate must be"),
-        ("--workload ptb_lstm --data-dir {text} --data.validation 0.1", "ptb has a validation text of its own"),
+        ("--workload ptb_lstm --data-dir {text} --data.validation 0.1", "ptb comes with a validation text: nothing"),
     ],
 )
 def test_bad_options(one_device, options, said, tmp_path, monkeypatch, capsys, request):

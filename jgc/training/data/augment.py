@@ -30,14 +30,6 @@ def draw(rng: np.random.Generator, count: int, augment: Augment) -> Draw:
 def apply(images: Images, chosen: Draw, pad: int) -> Images:
     """Pad each image with `pad` zeros, crop at (dy, dx), mirror where `flip` is True.
 
-    Args:
-        images: [b, h, w, c].
-        chosen: a draw for these b images.
-        pad: zeros on each side, as in the draw.
-
-    Returns:
-        A new array [b, h, w, c] of the same dtype.
-
     Example:
         >>> row = np.array([1, 2, 3], np.float32).reshape(1, 1, 3, 1)
         >>> apply(row, Draw(np.array([1]), np.array([2]), np.array([False])), pad=1).ravel()
@@ -55,9 +47,7 @@ def apply(images: Images, chosen: Draw, pad: int) -> Images:
     return rows.reshape(b, h, w, c)
 
 
-def normalise(
-    images: Images, mean: npt.NDArray[np.float32], std: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
+def normalise(images: Images, mean: npt.NDArray[np.float32], std: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """(images - mean) / std per channel: uint8 or f32[b, h, w, c], f32[c], f32[c] to f32[b, h, w, c]."""
     w, c = images.shape[2:]
     # Broadcast over rows of w * c numbers; over c = 3 numpy's inner loop would be three numbers long.

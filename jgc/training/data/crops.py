@@ -54,10 +54,6 @@ def inception_box(numbers: npt.NDArray[np.float64], width: int, height: int) -> 
 
     Each try is an area (uniform), an aspect (log-uniform) and a position. The first that fits is taken. If none fits,
     as in an image three times as long as wide, the crop is the largest central one that the aspects allow.
-
-    Example:
-        >>> [round(edge, 3) for edge in inception_box(np.array([[0.0, 0.5, 0.0, 1.0]]), 100, 100)]
-        [0.0, 71.716, 28.284, 100.0]
     """
     area, aspect, x, y = numbers.T
     area = (AREA[0] + (AREA[1] - AREA[0]) * area) * (width * height)
@@ -89,16 +85,7 @@ def _box(size: tuple[float, float], at: tuple[float, float], image: tuple[int, i
 
 
 def cut(content: bytes, size: int, box_of: BoxOf) -> npt.NDArray[np.uint8]:
-    """Decode a part of an image to uint8[size, size, 3], also of a grayscale or CMYK image.
-
-    Args:
-        content: the image file's bytes, in any format that Pillow reads.
-        size: pixels on each side.
-        box_of: `(width, height) -> Box`, the part.
-
-    Raises:
-        One of BROKEN: the file is no image, or is truncated.
-    """
+    """Decode a part of an image to uint8[size, size, 3], also of a grayscale or CMYK image."""
     with Image.open(io.BytesIO(content)) as image:
         width, height = image.size
         box = box_of(width, height)

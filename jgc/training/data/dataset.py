@@ -36,8 +36,8 @@ def errors_of(name: str, fetch: str) -> Iterator[None]:
 
 def unreadable(path: Path, error: Exception) -> MissingDataError:
     """The error for a file or folder that cannot be read: missing or damaged."""
-    kind = MissingDataError if isinstance(error, FileNotFoundError) else DamagedDataError
-    return kind(f"cannot read {path} ({reason(error)})")
+    missing = isinstance(error, FileNotFoundError)
+    return (MissingDataError if missing else DamagedDataError)(f"cannot read {path} ({reason(error)})")
 
 
 def reason(error: Exception) -> str:
@@ -53,41 +53,24 @@ def data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
 
 
 class Augment(NamedTuple):
-    """Random changes to training images; none by default.
+    """Random changes to training images; none by default."""
 
-    Attributes:
-        pad: zeros on each side (before normalisation) before a random crop to the image's size.
-        flip: mirror left to right with probability 1/2.
-    """
-
-    pad: int = 0
-    flip: bool = False
+    pad: int = 0  # zeros on each side (before normalisation) before a random crop to the image's size
+    flip: bool = False  # mirror left to right with probability 1/2
 
 
 class Dataset(NamedTuple):
-    """Images and labels as numpy arrays, as stored: the loader normalises.
+    """Images and labels as numpy arrays, as stored: the loader normalises."""
 
-    Attributes:
-        name: for messages.
-        train_images: uint8 or f32[n, h, w, c].
-        train_labels: int32[n], from 0 to num_classes - 1.
-        test_images: as train_images.
-        test_labels: as train_labels.
-        num_classes: how many labels there are.
-        mean: f32[c], in the units of the stored images (0 to 255 for uint8).
-        std: f32[c], likewise; a model sees (image - mean) / std.
-        augment: for training images only.
-    """
-
-    name: str
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
-    num_classes: int
-    mean: npt.NDArray[np.float32]
-    std: npt.NDArray[np.float32]
-    augment: Augment = Augment()
+    name: str  # for messages
+    train_images: Images  # uint8 or f32[n, h, w, c]
+    train_labels: Labels  # int32[n], from 0 to num_classes - 1
+    test_images: Images  # as train_images
+    test_labels: Labels  # as train_labels
+    num_classes: int  # how many labels there are
+    mean: npt.NDArray[np.float32]  # f32[c], in the units of the stored images (0 to 255 for uint8)
+    std: npt.NDArray[np.float32]  # f32[c], likewise; a model sees (image - mean) / std
+    augment: Augment = Augment()  # for training images only
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -97,37 +80,15 @@ class Dataset(NamedTuple):
 
 
 def hold_out(dataset: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """Split a validation set off the training images.
-
-    Args:
-        dataset: the data set.
-        share: of the training images, in [0, 1); drawn at random with a fixed seed.
-
-    Returns:
-        The data set without the held-out images, and one that has them as its test images.
-
-    Raises:
-        ValueError: for a share outside [0, 1), of less than one image, or of all of them.
-
-    Example:
-        >>> from jgc.training.data import load_digits
-        >>> [len(d.test_labels) for d in hold_out(load_digits(), 0.1)]
-        [360, 144]
-    """
+    """The data set without a fraction of its training images, and one with these as its test images."""
     training, held = held_out(len(dataset.train_labels), share, dataset.name)
     images, labels = dataset.train_images, dataset.train_labels
-    return (
-        dataset._replace(train_images=images[training], train_labels=labels[training]),
-        dataset._replace(test_images=images[held], test_labels=labels[held]),
-    )
+    rest = dataset._replace(train_images=images[training], train_labels=labels[training])
+    return rest, dataset._replace(test_images=images[held], test_labels=labels[held])
 
 
 def held_out(total: int, share: float, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Sorted numbers of the training images to keep and of those to hold out, always the same.
-
-    Raises:
-        ValueError: as in `hold_out`.
-    """
+    """Sorted numbers of the training images to keep and of those to hold out, always the same."""
     count = round(share * total)
     if not (0 <= share < 1 and 0 < count < total):
         raise ValueError(
@@ -136,19 +97,3 @@ def held_out(total: int, share: float, name: str) -> tuple[npt.NDArray[np.int64]
         )
     order = np.random.default_rng(0).permutation(total)
     return np.sort(order[count:]), np.sort(order[:count])
-
-
-def channel_statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Mean and standard deviation of each channel: uint8[n, h, w, c] to f32[c] twice, in the units of the images.
-
-    Example:
-        >>> [x.tolist() for x in channel_statistics(np.array([1, 3], np.uint8).reshape(2, 1, 1, 1))]
-        [[2.0], [1.0]]
-    """
-    sums = np.zeros((2, images.shape[-1]))
-    at_once = max(1, 2**21 // images[0].size)  # a single np.mean would first convert all images to f64
-    for start in range(0, len(images), at_once):
-        x = images[start : start + at_once].reshape(-1, images.shape[-1]).astype(np.float64)
-        sums += x.sum(axis=0), np.square(x).sum(axis=0)
-    mean, square = sums / (images.size / images.shape[-1])
-    return mean.astype(np.float32), np.sqrt(square - mean**2).astype(np.float32)

@@ -7,7 +7,7 @@ Read either as TensorFlow Datasets prepares it in array_record format (`imagenet
     val/n01440764/*.JPEG        the same classes; the distributed images are in one folder and must be sorted first
 
 Images stay in their files, see `data.streamed`. There may be fewer than 1,000 class folders. Evaluation uses the
-validation images, because the labels of the test images are not public. This module downloads nothing.
+validation images, because the labels of the test images are not public.
 
 References:
     Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015.
@@ -31,16 +31,7 @@ SUFFIXES = (".jpeg", ".jpg", ".png")
 def load_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
     """ImageNet, with Inception's crops of 224x224 pixels. Listing the class folders takes some seconds.
 
-    Args:
-        data_dir: the folder that holds `imagenet2012`, `imagenet`, or `train` and `val`; None: TFDS's default,
-            `$TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-
-    Raises:
-        MissingDataError: a file is missing, or a description is damaged.
-
-    Example:
-        >>> load_imagenet("~/data").num_classes  # doctest: +SKIP
-        1000
+    `data_dir` is the folder that holds `imagenet2012`, `imagenet`, or `train` and `val`. Raises MissingDataError.
     """
     folder = data_folder(data_dir)
     for unpacked in (folder, folder / "imagenet"):
@@ -55,9 +46,6 @@ def load_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Streamed:
             f"{error} (it reads the archives that ImageNet gives out on request, from "
             f"{folder / 'downloads' / 'manual'}); or give class folders, {folder}/train/n01440764/*.JPEG and so on"
         ) from error
-
-
-# --- class folders --------------------------------------------------------------------------------------------------
 
 
 def _of_folders(folder: Path) -> Streamed:
@@ -93,9 +81,6 @@ def _pictures(folder: Path, classes: list[str]) -> Stored:
     return pictures_in(folder, files, np.repeat(np.arange(len(classes), dtype=np.int32), [*map(len, by_class)]))
 
 
-# --- prepared by TensorFlow Datasets --------------------------------------------------------------------------------
-
-
 def _prepared(folder: Path) -> Streamed:
     """The encoded images of both splits."""
     import tensorflow_datasets as tfds  # takes half a second to import, and class folders do not need it
@@ -116,7 +101,7 @@ def _records(builder, folder: Path, split: str) -> Stored:
         name = f"image {i} of the {split} split in {folder}"
         with reading(name):
             record = records[i]
-            file_name = bytes(record.get("file_name", b"")).decode()  # TFDS's own preparation has it
+            file_name = bytes(record.get("file_name", b"")).decode()  # TFDS's preparation has it
             return Encoded(f"{file_name}, {name}" if file_name else name, record["image"], int(record["label"]))
 
     return Stored(len(records), read, f"{len(records)} images of {folder.name} as prepared")

@@ -1,11 +1,8 @@
 """Batches of images as pure functions of (seed, step), so a checkpoint needs no position in the data.
 
 Resuming at step s gives the batches of an uninterrupted run, bit for bit. Concatenated over the nodes, a batch does not
-depend on the number of nodes.
-
-Training data is one endless sequence with one random permutation of all n examples per epoch. Step s takes positions
-s * batch to (s + 1) * batch. Every epoch shows every example exactly once; only a batch that crosses the border between
-two epochs may contain an example twice.
+depend on the number of nodes. Training data is an endless sequence with one random permutation of all n examples per
+epoch; step s takes positions s * batch to (s + 1) * batch. Only a batch across two epochs may repeat an example.
 """
 
 import zlib
@@ -25,21 +22,12 @@ from jgc.training.data.source import EvalBatch, Source
 
 T = TypeVar("T")
 
-# Independent streams of random numbers under one seed.
-_ORDER, _AUGMENT = 0, 1
+_ORDER, _AUGMENT = 0, 1  # independent streams of random numbers under one seed
 EVALUATED_IMAGES = 500  # batch size of evaluation, at most
 
 
 def image_source(dataset: Dataset, validation: float = 0.0) -> Source:
-    """The `Source` of images in memory; the score is the accuracy on the test images.
-
-    Args:
-        dataset: the images.
-        validation: share of the training images to hold out.
-
-    Raises:
-        ValueError: for a share of less than one image, or of all.
-    """
+    """The `Source` of images in memory; the score is the accuracy on the test images."""
     dataset, held = hold_out(dataset, validation) if validation else (dataset, None)
     labels = [zlib.crc32(x.tobytes()) for x in (dataset.train_labels, dataset.test_labels)]
     shapes = [x.shape for x in (dataset.train_images, dataset.test_images)]
@@ -80,34 +68,14 @@ def _order(seed: int, epoch: int, n: int) -> npt.NDArray[np.int64]:
 
 
 def batch_indices(seed: int, step: int, batch_size: int, n: int) -> npt.NDArray[np.int64]:
-    """The numbers of the examples in the global batch of a step.
-
-    Args:
-        seed: of the order.
-        step: from 0.
-        batch_size: of the global batch; it may be larger than n.
-        n: number of examples.
-
-    Returns:
-        int64[batch_size], from 0 to n - 1, in the order that the module's docstring describes.
-
-    Raises:
-        ValueError: for a number out of range.
-
-    Example:
-        >>> bool((np.sort(batch_indices(seed=0, step=7, batch_size=4, n=4)) == np.arange(4)).all())
-        True
-    """
+    """The numbers of the examples in the global batch of a step, int64[batch_size] from 0 to n - 1."""
     if step < 0 or batch_size < 1 or n < 1:
-        raise ValueError(
-            f"`step` must be at least 0, `batch_size` and `n` at least 1, got {step}, {batch_size} and {n}"
-        )
+        raise ValueError(f"`step` must be at least 0, `batch_size` and `n` at least 1, got {step}, {batch_size}, {n}")
     epoch, offset = divmod(step * batch_size, n)
     indices = []
     while batch_size > 0:
-        part = _order(seed, epoch, n)[offset : offset + batch_size]
-        indices.append(part)
-        epoch, offset, batch_size = epoch + 1, 0, batch_size - len(part)
+        indices.append(_order(seed, epoch, n)[offset : offset + batch_size])
+        epoch, offset, batch_size = epoch + 1, 0, batch_size - len(indices[-1])
     return np.concatenate(indices)
 
 
@@ -119,13 +87,7 @@ def augment_rng(seed: int, step: int) -> np.random.Generator:
 def share_of(
     n: int, seed: int, step: int, nodes: int, batch_size: int, local: slice
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The part of a step's global batch that belongs to the nodes `local`.
-
-    Returns:
-        positions in the batch, and numbers of the examples there (0 to n - 1), node after node.
-
-    Raises:
-        ValueError: the nodes do not divide the batch, or a number is out of range.
+    """The part of a step's global batch that belongs to the nodes `local`: positions in it, numbers of its examples.
 
     Example:
         >>> share_of(n=10, seed=0, step=0, nodes=4, batch_size=8, local=slice(1, 2))[0]
@@ -142,24 +104,8 @@ def make_batch(
 ) -> tuple[npt.NDArray[np.float32], Labels]:
     """The training batch of a step, augmented and normalised, split over the nodes.
 
-    Args:
-        dataset: the images.
-        seed: of order and augmentation.
-        step: from 0.
-        nodes: how many nodes share the batch; node i has the i-th of `nodes` equal, disjoint parts.
-        batch_size: of the global batch.
-        local: the nodes whose parts to build, in a process that has only some; all by default.
-
-    Returns:
-        images f32[nodes, batch_size / nodes, h, w, c], labels int32[nodes, batch_size / nodes], of the nodes `local`.
-
-    Raises:
-        ValueError: the nodes do not divide the batch, or a number is out of range.
-
-    Example:
-        >>> from jgc.training.data import load_digits
-        >>> make_batch(load_digits(), seed=0, step=0, nodes=4, batch_size=32)[0].shape
-        (4, 8, 8, 8, 1)
+    Images f32[nodes, batch_size / nodes, h, w, c] and labels int32[nodes, batch_size / nodes]. Node i has the i-th of
+    `nodes` equal, disjoint parts; `local` are the nodes of this process.
     """
     of_process, indices = share_of(len(dataset.train_labels), seed, step, nodes, batch_size, local)
     images, labels = dataset.train_images[indices], dataset.train_labels[indices]
@@ -171,53 +117,26 @@ def make_batch(
 
 
 def test_batches(dataset: Dataset, batch_size: int) -> Iterator[EvalBatch]:
-    """The test images in order, normalised, in batches of one shape so that evaluation compiles once.
-
-    Args:
-        dataset: the images.
-        batch_size: of each batch; the last one is padded with zeros and label 0, where `mask` is False.
-
-    Returns:
-        An iterator of ceil(n / batch_size) batches.
-
-    Raises:
-        ValueError: for a batch size below 1.
-    """
+    """The test images in order, normalised, in batches of one shape so that evaluation compiles once."""
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be positive, got {batch_size}")
-    return (
-        _test_batch(dataset, start, batch_size) for start in range(0, len(dataset.test_labels), batch_size)
-    )
+
+    def batch(start: int) -> EvalBatch:
+        images = normalise(dataset.test_images[start : start + batch_size], dataset.mean, dataset.std)
+        return padded(images, dataset.test_labels[start : start + batch_size], batch_size)
+
+    return map(batch, range(0, len(dataset.test_labels), batch_size))
 
 
-def _test_batch(dataset: Dataset, start: int, batch_size: int) -> EvalBatch:
-    images = normalise(dataset.test_images[start : start + batch_size], dataset.mean, dataset.std)
-    labels = dataset.test_labels[start : start + batch_size]
-    fill = (0, batch_size - len(labels))
-    mask = np.arange(batch_size) < len(labels)
-    return EvalBatch(np.pad(images, (fill, (0, 0), (0, 0), (0, 0))), np.pad(labels, fill), mask)
+def padded(images: npt.NDArray[np.float32], labels: Labels, size: int) -> EvalBatch:
+    """A batch of `size` images [b, h, w, c] with labels [b], filled up with zeros where its mask is False."""
+    fill = (0, size - len(labels))
+    images = np.pad(images, (fill, (0, 0), (0, 0), (0, 0)))
+    return EvalBatch(images, np.pad(labels, fill), np.arange(size) < len(labels))
 
 
 def prefetch(fn: Callable[[int], T], start: int, stop: int, depth: int = 2) -> Iterator[T]:
-    """fn(start), ..., fn(stop - 1), computed in a background thread up to `depth` steps ahead.
-
-    Args:
-        fn: a function of the step, such as a `partial` of `make_batch`; called in order, in one thread.
-        start: first step.
-        stop: the step after the last.
-        depth: how many results may wait.
-
-    Returns:
-        An iterator. An exception in `fn` is raised at its step. Leaving the loop early, or `close()`, cancels
-        pending calls and waits for the running one.
-
-    Raises:
-        ValueError: at once, for a depth below 1.
-
-    Example:
-        >>> list(prefetch(lambda step: step**2, 0, 4))
-        [0, 1, 4, 9]
-    """
+    """fn(start), ..., fn(stop - 1), computed in a background thread up to `depth` steps ahead."""
     if depth < 1:
         raise ValueError(f"`depth` must be at least 1, got {depth}")
     return _prefetch(fn, start, stop, depth)

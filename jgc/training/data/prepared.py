@@ -1,7 +1,7 @@
 """Find and read data sets that TensorFlow Datasets (TFDS) has prepared as array_record, without TensorFlow.
 
 Preparing (downloading) needs TensorFlow, once. Reading needs tensorflow-datasets, array_record, and two packages that
-it does not declare, importlib_resources and pillow. This module downloads nothing.
+it does not declare, importlib_resources and pillow.
 """
 
 import json
@@ -14,16 +14,7 @@ from jgc.training.data.dataset import DamagedDataError, MissingDataError, errors
 
 
 def find_prepared(name: str, data_dir: Path, splits: Collection[str]) -> Path:
-    """The folder of a data set's newest version that is in array_record format and has all files of the splits.
-
-    Args:
-        name: TFDS's name of the data set.
-        data_dir: the folder that holds `<name>/<version>`.
-        splits: to be read; other splits may be missing.
-
-    Raises:
-        MissingDataError: there is none. The message says how to fetch it.
-    """
+    """The folder of a data set's newest version that is in array_record format and has all files of the splits."""
     with errors_of(name, fetch_command(name, data_dir)):
         files = sorted((data_dir / name).glob("*.*.*/dataset_info.json"), key=lambda file: _version(file.parent))
         problem = MissingDataError(f"no version of it is in {data_dir / name}")

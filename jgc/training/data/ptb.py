@@ -1,7 +1,7 @@
 """Penn Treebank as Mikolov prepared it: 929,589 words of newspaper text to train on, a vocabulary of 10,000.
 
-Three files with one sentence a line, in lower case, numbers as N and rare words as <unk>. This module downloads
-nothing, and the package contains none of the text: its licence is the Linguistic Data Consortium's.
+Three files with one sentence a line, in lower case, numbers as N and rare words as <unk>. The package contains none of
+the text: its licence is the Linguistic Data Consortium's.
 
 References:
     Marcus, Santorini and Marcinkiewicz, "Building a Large Annotated Corpus of English: The Penn Treebank", 1993.
@@ -27,22 +27,10 @@ CHARACTERS = 128  # in a window
 
 
 def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
-    """The three texts as numbers of words, with <eos> after each sentence.
+    """The three texts, from the folder `ptb` in `data_dir`, as numbers of words with <eos> after each sentence.
 
-    Args:
-        data_dir: the folder that holds the folder `ptb`; None: TFDS's default, `$TFDS_DATA_DIR` or
-            `~/tensorflow_datasets`.
-
-    Returns:
-        A Text in windows of 20 words. The vocabulary is that of the training text, the most frequent word first;
-        words of the other texts that it lacks become <unk>.
-
-    Raises:
-        MissingDataError: a file is missing, cannot be read, is no text or is empty.
-
-    Example:
-        >>> len(load_ptb("../shared/data").vocabulary)  # doctest: +SKIP
-        10000
+    The vocabulary is that of the training text, the most frequent word first; unknown words become <unk>. Raises
+    MissingDataError: a file is missing, cannot be read or is empty.
     """
     folder = data_folder(data_dir) / FOLDER
     texts = [_read(folder, file) for file in FILES.values()]
@@ -52,22 +40,7 @@ def load_ptb(data_dir: str | os.PathLike[str] | None = None) -> Text:
 
 
 def load_ptb_characters(data_dir: str | os.PathLike[str] | None = None) -> Text:
-    """The three texts of `load_ptb` as numbers of characters: words with a space between them, sentences on lines.
-
-    Args:
-        data_dir: as in `load_ptb`.
-
-    Returns:
-        A Text of characters, in windows of 128. The vocabulary is that of the training text, the most frequent
-        character first; others become the replacement character.
-
-    Raises:
-        MissingDataError: as in `load_ptb`.
-
-    Example:
-        >>> len(load_ptb_characters("../shared/data").vocabulary)  # doctest: +SKIP
-        51
-    """
+    """The three texts of `load_ptb` as numbers of characters: words with a space between them, sentences on lines."""
     folder = data_folder(data_dir) / FOLDER
     texts = ["\n".join(map(str.strip, " ".join(_read(folder, file)).split(END))).removesuffix("\n")
              for file in FILES.values()]  # fmt: skip
@@ -86,30 +59,19 @@ def _read(folder: Path, file: str) -> list[str]:
         raise MissingDataError(f"ptb: cannot read {path}: {error}") from error
     if not words:
         raise MissingDataError(
-            f"ptb is missing: {problem or 'no words in'} {path}; the files {', '.join(FILES.values())} are "
-            f"those in the folder data of simple-examples.tgz, the examples of Mikolov's RNNLM toolkit: put them into "
-            f"{folder}"
+            f"ptb is missing: {problem or 'no words in'} {path}; put the files {', '.join(FILES.values())} from the "
+            f"folder data of simple-examples.tgz, the examples of Mikolov's RNNLM toolkit, into {folder}"
         )
     return words
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, with <eos> after each line.
-
-    Example:
-        >>> words_of(" one two \\n three\\n")
-        ['one', 'two', '<eos>', 'three', '<eos>']
-    """
+    """The words of a text, with <eos> after each line."""
     return [word for line in text.splitlines() for word in (*line.split(), END)]
 
 
 def vocabulary_of(words: Iterable[str], unknown: str = UNKNOWN) -> tuple[str, ...]:
-    """The distinct words, or characters, by falling frequency and then by alphabet; `unknown` at the end if missing.
-
-    Example:
-        >>> vocabulary_of(["b", "a", "b", "<eos>"])
-        ('b', '<eos>', 'a', '<unk>')
-    """
+    """The distinct words, or characters, by falling frequency and then by alphabet; `unknown` at the end if missing."""
     counts = Counter(words)
     counts.setdefault(unknown, 0)
     return tuple(sorted(counts, key=lambda word: (-counts[word], word)))

@@ -1,7 +1,7 @@
 """Scenes: images with a label for each pixel, warped for training and evaluated whole.
 
 Batches are pure functions of (seed, step) with the same order of examples as in `data.loader`. Pixels without a label
-are `VOID`: they count neither in the loss nor in a score. The validation images are the data set's own.
+are `VOID`: they count neither in the loss nor in a score.
 """
 
 import zlib
@@ -34,66 +34,42 @@ class Labelled(NamedTuple):
 
 
 class Scenes(NamedTuple):
-    """A data set of scenes in memory, as stored: batches are normalised.
+    """A data set of scenes in memory, as stored: batches are normalised."""
 
-    Attributes:
-        name: for messages.
-        train: to train on.
-        validation: for a validation loss.
-        test: for the score.
-        classes: names of the labels, by number.
-        colours: of the labels in masks.png, red, green and blue in 0 to 255.
-        mean: f32[3], of the training images in 0 to 255.
-        std: f32[3], likewise; a model sees (image - mean) / std.
-        crop: pixels on each side of a training example.
-        warp: of training images.
-    """
-
-    name: str
-    train: Labelled
-    validation: Labelled
-    test: Labelled
-    classes: tuple[str, ...]
-    colours: tuple[Colour, ...]
-    mean: npt.NDArray[np.float32]
-    std: npt.NDArray[np.float32]
-    crop: int
-    warp: Warp = Warp()
+    name: str  # for messages
+    train: Labelled  # to train on
+    validation: Labelled  # for a validation loss
+    test: Labelled  # for the score
+    classes: tuple[str, ...]  # names of the labels, by number
+    colours: tuple[Colour, ...]  # of the labels in masks.png, red, green and blue in 0 to 255
+    mean: npt.NDArray[np.float32]  # f32[3], of the training images in 0 to 255
+    std: npt.NDArray[np.float32]  # f32[3], likewise; a model sees (image - mean) / std
+    crop: int  # pixels on each side of a training example
+    warp: Warp = Warp()  # of training images
 
 
 def shrunk(scenes: Scenes, by: int) -> Scenes:
     """The scenes at 1/by of the resolution: means of by x by pixels, with the label of the middle one.
 
     Pixels at the right and the bottom that do not fill a block are dropped.
-
-    Raises:
-        ValueError: for a factor below 1, or one larger than an image.
     """
     h, w = (size // max(by, 1) for size in scenes.train.labels.shape[1:])
     if by < 1 or min(h, w) < 1:
         size = "x".join(map(str, scenes.train.labels.shape[:0:-1]))
         raise ValueError(f"images of {size} pixels can be shrunk by 1 or more and to no less than a pixel, got {by}")
 
-    def smaller(image: Bytes) -> Bytes:
-        return np.asarray(Image.fromarray(image).reduce(by))[:h, :w]
-
     def all_of(split: Labelled) -> Labelled:
+        images = [np.asarray(Image.fromarray(image).reduce(by))[:h, :w] for image in split.images]
         labels = split.labels[:, by // 2 :: by, by // 2 :: by][:, :h, :w]
-        return Labelled(np.stack([smaller(image) for image in split.images]), np.ascontiguousarray(labels))
+        return Labelled(np.stack(images), np.ascontiguousarray(labels))
 
     if by == 1:
         return scenes
-    return scenes._replace(
-        train=all_of(scenes.train), validation=all_of(scenes.validation), test=all_of(scenes.test)
-    )
+    return scenes._replace(train=all_of(scenes.train), validation=all_of(scenes.validation), test=all_of(scenes.test))
 
 
 def scene_source(scenes: Scenes) -> Source:
-    """The `Source` of scenes; the scores are pixel accuracy and mean IoU on the test images.
-
-    Raises:
-        ValueError: for a crop below 1.
-    """
+    """The `Source` of scenes; the scores are pixel accuracy and mean IoU on the test images."""
     if scenes.crop < 1:
         raise ValueError(f"the crop must be at least 1 pixel on each side, got {scenes.crop}")
     splits = (scenes.train, scenes.validation, scenes.test)
@@ -117,23 +93,7 @@ def scene_source(scenes: Scenes) -> Source:
 def scene_batch(
     scenes: Scenes, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
 ) -> tuple[npt.NDArray[np.float32], Labels]:
-    """The training batch of a step, warped and normalised, split over the nodes.
-
-    Args:
-        scenes: the images.
-        seed: of order and warps.
-        step: from 0.
-        nodes: how many nodes share the batch; node i has the i-th of `nodes` equal, disjoint parts.
-        batch_size: of the global batch.
-        local: the nodes whose parts to build, in a process that has only some; all by default.
-
-    Returns:
-        images f32[nodes, batch_size / nodes, crop, crop, 3], labels int32[nodes, batch_size / nodes, crop, crop] or
-        VOID, of the nodes `local`.
-
-    Raises:
-        ValueError: the nodes do not divide the batch, or a number is out of range.
-    """
+    """`data.loader.make_batch` for scenes: f32[nodes, b, crop, crop, 3] and int32[nodes, b, crop, crop] or VOID."""
     of_process, indices = share_of(len(scenes.train.labels), seed, step, nodes, batch_size, local)
     drawn = draw(augment_rng(seed, step), batch_size, scenes.warp)
     crop, outside = scenes.crop, tuple(round(float(x)) for x in scenes.mean)
@@ -152,16 +112,7 @@ def numbers(labels: Bytes) -> Labels:
 
 
 def whole_images(scenes: Scenes, split: Labelled, multiple: int) -> Iterator[EvalBatch]:
-    """The normalised images of a split in order, in batches of one shape.
-
-    Args:
-        scenes: for the normalisation.
-        split: validation or test.
-        multiple: divides the size of a batch; the last batch is padded with zeros.
-
-    Returns:
-        An iterator over batches; where `mask` is False (no label, or padding) the label is 0.
-    """
+    """The normalised images of a split in order, in batches of one shape."""
     size = -(-min(EVALUATED_AT_ONCE, len(split.labels)) // multiple) * multiple
     for start in range(0, len(split.labels), size):
         images = normalise(split.images[start : start + size], scenes.mean, scenes.std)

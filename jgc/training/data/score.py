@@ -9,27 +9,16 @@ from typing import Any, NamedTuple
 
 
 class Score(NamedTuple):
-    """A figure that evaluates a model.
+    """A figure that evaluates a model."""
 
-    Attributes:
-        name: in metrics.jsonl and summary.json.
-        title: in tables and plots.
-        higher_is_better: its direction.
-        scale: factor of the displayed figure, such as 100 for percent.
-        unit: of the displayed figure.
-        point: unit of differences, in the singular.
-        tolerance: points below the baseline that still count as equally good.
-        digits: decimals of the displayed figure.
-    """
-
-    name: str
-    title: str
-    higher_is_better: bool
-    scale: float = 1.0
-    unit: str = ""
-    point: str = ""
-    tolerance: float = 0.0
-    digits: int = 2
+    name: str  # in metrics.jsonl and summary.json
+    title: str  # in tables and plots
+    higher_is_better: bool  # its direction
+    scale: float = 1.0  # factor of the displayed figure, such as 100 for percent
+    unit: str = ""  # of the displayed figure
+    point: str = ""  # unit of differences, in the singular
+    tolerance: float = 0.0  # points below the baseline that still count as equally good
+    digits: int = 2  # decimals of the displayed figure
 
     def text(self, value: float | None) -> str:
         """A displayed value; a dash for None.
@@ -70,11 +59,7 @@ KEY, FURTHER = "score", "further_scores"  # keys of summary.json
 
 
 def score_of(summary: Mapping[str, Any]) -> Score:
-    """The score of a run, from its summary; the accuracy for old summaries that do not name it.
-
-    Raises:
-        ValueError: a name that is not in `SCORES`.
-    """
+    """The score of a run, from its summary; the accuracy for old summaries that do not name it."""
     return _named(summary.get(KEY, ACCURACY.name), KEY)
 
 
@@ -87,9 +72,6 @@ def _named(name: str, key: str) -> Score:
 def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
     """The further scores of a run, from its summary.
 
-    Raises:
-        ValueError: a name that is not in `SCORES`.
-
     Example:
         >>> [score.title for score in further_of({"further_scores": ["test_mean_iou"]})]
         ['test mean IoU']
@@ -98,11 +80,6 @@ def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
 
 
 def final(summary: Mapping[str, Any], phase: Mapping[str, Any] | None = None) -> float:
-    """The displayed score of a run, or of a phase in its summary.
-
-    Example:
-        >>> final({"test_accuracy": 0.75})
-        75.0
-    """
+    """The displayed score of a run, or of a phase in its summary."""
     score = score_of(summary)
     return score.scale * (summary if phase is None else phase)[score.name]

@@ -1,8 +1,8 @@
 """Data sets too large for memory: images are read and decoded while training, by several threads.
 
 As in `data.loader` a batch is a pure function of (seed, step) and does not depend on the number of nodes or threads. A
-process decodes only its own nodes' part. Each thread takes an image from its file's bytes to normalised pixels; Pillow
-and NumPy release the GIL. `data.loader.prefetch` makes batches ahead of the steps that use them.
+process decodes only the part of its nodes. Each thread takes an image from its file's bytes to normalised pixels;
+Pillow and NumPy release the GIL. `data.loader.prefetch` makes batches ahead of the steps that use them.
 
 Training uses Inception's crops, mirrored at random, evaluation the central part of every image (`data.crops`).
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jgc.training.data.augment import normalise
 from jgc.training.data.crops import BROKEN, BoxOf, central_box, cut, draw_crops, inception_box
 from jgc.training.data.dataset import DamagedDataError, Labels, held_out, reason
-from jgc.training.data.loader import augment_rng, prefetch, share_of
+from jgc.training.data.loader import augment_rng, padded, prefetch, share_of
 from jgc.training.data.score import ACCURACY
 from jgc.training.data.source import EvalBatch, Source
 
@@ -38,57 +38,30 @@ class Encoded(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Stored images of one split.
+    """Stored images of one split."""
 
-    Attributes:
-        size: n, how many.
-        read: `(number from 0 to n - 1) -> Encoded`; called by several threads. Raises MissingDataError.
-        facts: one line that must be equal in all processes of a run.
-    """
-
-    size: int
-    read: Callable[[int], Encoded]
-    facts: str
+    size: int  # n, how many
+    read: Callable[[int], Encoded]  # image i of n; called by several threads. Raises MissingDataError
+    facts: str  # one line that must be equal in all processes of a run
 
 
 class Streamed(NamedTuple):
-    """Images that stay in their files.
+    """Images that stay in their files."""
 
-    Attributes:
-        name: for messages.
-        train: images to train on.
-        test: images to evaluate on.
-        num_classes: labels are from 0 to num_classes - 1.
-        crop: pixels on each side of a crop, in training and evaluation.
-        threads: number of decoding threads; 0: one per processor of this process.
-        mean: by channel, in 0 to 255.
-        std: likewise; a model sees (image - mean) / std.
-    """
-
-    name: str
-    train: Stored
-    test: Stored
-    num_classes: int
-    crop: int = 224
-    threads: int = 0
-    mean: Sequence[float] = MEAN
-    std: Sequence[float] = STD
+    name: str  # for messages
+    train: Stored  # images to train on
+    test: Stored  # images to evaluate on
+    num_classes: int  # labels are from 0 to num_classes - 1
+    crop: int = 224  # pixels on each side of a crop, in training and evaluation
+    threads: int = 0  # number of decoding threads; 0: one per processor of this process
+    mean: Sequence[float] = MEAN  # by channel, in 0 to 255
+    std: Sequence[float] = STD  # likewise; a model sees (image - mean) / std
 
 
 def streamed_source(dataset: Streamed, validation: float = 0.0) -> Source:
-    """The `Source` of streamed images; the score is the accuracy on the test images.
-
-    Args:
-        dataset: the images.
-        validation: share of the training images to hold out.
-
-    Raises:
-        ValueError: for a share of less than one image, or of all; for a crop or a number of threads out of range.
-    """
+    """The `Source` of streamed images; the score is the accuracy on the test images."""
     if dataset.crop < 1 or dataset.threads < 0:
-        raise ValueError(
-            f"`crop` must be at least 1 and `threads` at least 0, got {dataset.crop} and {dataset.threads}"
-        )
+        raise ValueError(f"`crop` must be at least 1 and `threads` at least 0, got {dataset.crop}, {dataset.threads}")
     held = None
     if validation:
         training, out = held_out(dataset.train.size, validation, dataset.name)
@@ -115,16 +88,7 @@ def subset(pictures: Stored, which: npt.NDArray[np.int64]) -> Stored:
 def streamed_batch(
     dataset: Streamed, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
 ) -> tuple[npt.NDArray[np.float32], Labels]:
-    """`data.loader.make_batch` for streamed images.
-
-    Returns:
-        images f32[nodes, batch_size / nodes, crop, crop, 3], labels int32[nodes, batch_size / nodes], of the nodes
-        `local`. No other node's images are read.
-
-    Raises:
-        ValueError: the nodes do not divide the batch, or a number is out of range.
-        MissingDataError: an image is missing or broken, or its label is out of range.
-    """
+    """`data.loader.make_batch` for streamed images; reads only the images of the nodes `local`."""
     of_process, indices = share_of(dataset.train.size, seed, step, nodes, batch_size, local)
     numbers, flip = draw_crops(augment_rng(seed, step), batch_size)
     boxes = [partial(inception_box, numbers[i]) for i in of_process]
@@ -139,29 +103,17 @@ def central_batches(dataset: Streamed, pictures: Stored, multiple: int) -> Itera
     def batch(number: int) -> EvalBatch:
         indices = np.arange(number * size, min((number + 1) * size, pictures.size))
         boxes, flip = [central_box] * len(indices), np.zeros(len(indices), bool)
-        images, labels = decode(dataset, pictures, indices, boxes, flip)
-        fill = (0, size - len(indices))
-        mask = np.arange(size) < len(indices)
-        return EvalBatch(np.pad(images, (fill, (0, 0), (0, 0), (0, 0))), np.pad(labels, fill), mask)
+        return padded(*decode(dataset, pictures, indices, boxes, flip), size)
 
     return prefetch(batch, 0, -(-pictures.size // size))
 
 
 def decode(
-    dataset: Streamed,
-    pictures: Stored,
-    indices: npt.NDArray[np.int64],
-    boxes: Sequence[BoxOf],
-    flip: npt.NDArray[np.bool_],
+    dataset: Streamed, pictures: Stored, indices: npt.NDArray[np.int64], boxes: Sequence[BoxOf], flip: np.ndarray
 ) -> tuple[npt.NDArray[np.float32], Labels]:
     """Decode normalised crops of images by all threads: f32[b, crop, crop, 3] and labels int32[b].
 
-    Args:
-        dataset: for crop size, threads and normalisation.
-        pictures: the stored images.
-        indices: int64[b], numbers of the images.
-        boxes: the crop of each.
-        flip: bool[b], whether to mirror it.
+    `indices` int64[b] are the numbers of the images, `boxes` their crops, `flip` bool[b] whether to mirror them.
     """
     images = np.empty((len(indices), dataset.crop, dataset.crop, 3), np.float32)
     labels = np.empty(len(indices), np.int32)
@@ -180,15 +132,10 @@ def decode(
         images[i] = normalise((pixels[:, ::-1] if flip[i] else pixels)[None], mean, std)[0]
         labels[i] = encoded.label
 
-    with ThreadPoolExecutor(threads_of(dataset), thread_name_prefix="jgc-decode") as pool:
+    with ThreadPoolExecutor(dataset.threads or processors(), thread_name_prefix="jgc-decode") as pool:
         for _ in pool.map(take, range(len(indices))):  # raises the error of the first image that has one
             pass
     return images, labels
-
-
-def threads_of(dataset: Streamed) -> int:
-    """Number of decoding threads."""
-    return dataset.threads or processors()
 
 
 def processors() -> int:

@@ -1,18 +1,14 @@
-"""Text as one stream of words, cut into windows as truncated back-propagation through time takes them.
+"""Text as one stream of words, cut into windows for truncated back-propagation through time.
 
 For a batch of B streams the n words of the training text are cut into B streams of n // B words. Step s of an epoch
 takes words s T to (s + 1) T of every stream (T: the window), so a model carries its state from step to step; `start`
 marks the first window of an epoch, which has no carried state. Node k of K has streams k B / K to (k + 1) B / K for the
-whole run. The labels of a window are the words shifted by one.
+whole run. The labels of a window are the words shifted by one. The seed has no effect, and words that do not fill a
+stream or a window are not trained on, as in the program of Zaremba, Sutskever and Vinyals, "Recurrent Neural Network
+Regularization", arXiv:1409.2329, 2014.
 
-References:
-    Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", arXiv:1409.2329, 2014.
-
-As in their program a text of words keeps its order, so the seed has no effect, and two remainders are not trained on: n
-mod B words at the end of the text, and the words at the end of each stream that do not fill a window.
-
-A text of characters is for models without a carried state: its windows start at random places that seed and step
-choose, independently of the number of nodes, and it is judged by the loss of a character.
+A text of characters is for models without a carried state: its windows start at random places that depend on seed and
+step only, and its score is the loss of a character.
 """
 
 import zlib
@@ -32,25 +28,15 @@ EVALUATED_STREAMS = 20  # fixed, so that the perplexity does not depend on batch
 
 
 class Text(NamedTuple):
-    """A text as numbers of words.
+    """A text as numbers of words."""
 
-    Attributes:
-        name: for messages.
-        train: int32[n], from 0 to len(vocabulary) - 1.
-        validation: int32[m], likewise.
-        test: int32[k], likewise.
-        vocabulary: the words by number.
-        window: T, words of each stream in a step.
-        characters: whether the words are characters, for models without a carried state.
-    """
-
-    name: str
-    train: Words
-    validation: Words
-    test: Words
-    vocabulary: tuple[str, ...]
-    window: int
-    characters: bool = False
+    name: str  # for messages
+    train: Words  # int32[n], from 0 to len(vocabulary) - 1
+    validation: Words  # int32[m], likewise
+    test: Words  # int32[k], likewise
+    vocabulary: tuple[str, ...]  # the words by number
+    window: int  # T, words of each stream in a step
+    characters: bool = False  # whether the words are characters, for models without a carried state
 
 
 class Window(NamedTuple):
@@ -61,18 +47,13 @@ class Window(NamedTuple):
 
 
 def text_source(text: Text) -> Source:
-    """The `Source` of a text, with the next word as label. Judged by the validation perplexity, of characters the loss.
-
-    Raises:
-        ValueError: for a window below 1, or a validation text of less than two words.
-    """
+    """The `Source` of a text, with the next word as label; the score is the perplexity, of characters the loss."""
     if text.window < 1:
         raise ValueError(f"the window must be at least 1 word, got {text.window}")
     if len(text.validation) < 2:
         raise ValueError(f"the validation text of {text.name} must have two words or more, got {len(text.validation)}")
-    evaluation = partial(evaluation_windows, text.validation, text.window)
-    sizes = [len(words) for words in (text.train, text.validation)]
-    sums = [zlib.crc32(words.tobytes()) for words in (text.train, text.validation)]
+    evaluation, both = partial(evaluation_windows, text.validation, text.window), (text.train, text.validation)
+    sizes, sums = [len(words) for words in both], [zlib.crc32(words.tobytes()) for words in both]
     return Source(
         kind="text",
         classes=len(text.vocabulary),
@@ -89,15 +70,7 @@ def text_source(text: Text) -> Source:
 
 
 def epoch_steps(text: Text, streams: int) -> int:
-    """Windows of each stream in the training text.
-
-    Raises:
-        ValueError: the text is too short for one window.
-
-    Example:
-        >>> epoch_steps(Text("count", np.arange(10), np.arange(2), np.arange(2), (), window=2), streams=2)
-        2
-    """
+    """Windows of each stream in the training text."""
     steps = (len(text.train) // streams - 1) // text.window if streams > 0 else 0
     if steps < 1:
         raise ValueError(
@@ -110,32 +83,10 @@ def epoch_steps(text: Text, streams: int) -> int:
 def text_batch(
     text: Text, seed: int, step: int, nodes: int, batch_size: int, local: slice = slice(None)
 ) -> tuple[Window, Labels]:
-    """The training batch of a step, split over the nodes.
-
-    Args:
-        text: the text.
-        seed: of the run; without effect on a text of words.
-        step: from 0.
-        nodes: how many nodes share the streams; node k always has the k-th of `nodes` equal, disjoint parts.
-        batch_size: B, streams of all nodes.
-        local: the nodes whose parts to build, in a process that has only some; all by default.
-
-    Returns:
-        a window of int32[nodes, batch_size / nodes, T] words and labels of the same shape, of the nodes `local`.
-
-    Raises:
-        ValueError: the nodes do not divide the batch, the step is negative, or the text is too short.
-
-    Example:
-        >>> counting = Text("count", np.arange(14), np.arange(2), np.arange(2), (), window=3)
-        >>> window, labels = text_batch(counting, seed=0, step=1, nodes=1, batch_size=2)
-        >>> window.words.tolist(), labels.tolist(), window.start.tolist()
-        ([[[3, 4, 5], [10, 11, 12]]], [[[4, 5, 6], [11, 12, 13]]], [[False, False]])
-    """
+    """The training batch of a step: a window of int32[nodes, batch_size / nodes, T] words, and labels likewise."""
     if nodes < 1 or batch_size % nodes or step < 0:
         raise ValueError(
-            f"`nodes` must divide `batch_size` and `step` be at least 0, got {nodes} nodes, a batch of {batch_size} "
-            f"and step {step}"
+            f"`nodes` must divide `batch_size` and `step` be at least 0, got {nodes}, {batch_size} and {step}"
         )
     at = step % epoch_steps(text, batch_size) * text.window
     if text.characters:
@@ -148,18 +99,7 @@ def text_batch(
 
 
 def evaluation_windows(words: Words, window: int, multiple: int = 1) -> Iterator[EvalBatch]:
-    """A whole text in windows of parallel streams, with every word but the first as a label exactly once.
-
-    Only the first word of each stream is predicted without a carried state.
-
-    Args:
-        words: int32[n], two or more.
-        window: T.
-        multiple: divides the number of streams; the last ones may be padding.
-
-    Returns:
-        An iterator over batches in order, each of windows int32[streams, T]; `mask` is False for padding.
-    """
+    """A whole text in windows int32[streams, T] in order, with every word but the first as a label exactly once."""
     labels = len(words) - 1
     stretch = -(-labels // EVALUATED_STREAMS)
     count = -(-EVALUATED_STREAMS // multiple) * multiple

@@ -9,46 +9,30 @@ Read from the class folders as distributed; these files are used:
         val/images/*.JPEG
 
 Grayscale images become RGB. Evaluation uses the validation images, because the labels of the test images are not
-public. This module downloads nothing.
+public.
 
 References:
     Stanford CS231N, "Tiny ImageNet Challenge", 2015.
     Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015.
 """
 
-import hashlib
-import json
 import logging
 import os
 import shlex
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image
 
-from jgc.training.data.cache import Arrays, cached, folder_hash
-from jgc.training.data.crops import BROKEN
-from jgc.training.data.dataset import (
-    Augment,
-    DamagedDataError,
-    Dataset,
-    Labels,
-    MissingDataError,
-    channel_statistics,
-    data_folder,
-    errors_of,
-    unreadable,
-)
-from jgc.training.data.files import lines_of
+from jgc.training.data.cache import Arrays, cached, fingerprint_of, folder_hash
+from jgc.training.data.dataset import Augment, DamagedDataError, Dataset, MissingDataError, data_folder, errors_of
+from jgc.training.data.files import channel_statistics, decoded, lines_of
 
 FOLDER = "tiny-imagenet-200"
 ADDRESS = f"http://cs231n.stanford.edu/{FOLDER}.zip"
 SIZE = 64  # pixels on each side
-
-# Raise it with every edit of `_decode` that changes its result: cached arrays are then decoded again.
-_DECODER = 1
+_DECODER = 1  # raise it with every edit of `_decode` that changes its result: cached arrays are then decoded again
 
 _log = logging.getLogger(__name__)
 
@@ -57,52 +41,30 @@ class Split(NamedTuple):
     """Image files, and the label of each: int32[n]."""
 
     files: list[Path]
-    labels: Labels
+    labels: np.ndarray
 
 
 def load_tiny_imagenet(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Tiny ImageNet, 100,000 images to train and 10,000 to evaluate on, with crop-and-flip augmentation.
+    """Tiny ImageNet: 100,000 training images and 10,000 validation images as test images, uint8[n, 64, 64, 3].
 
-    The first call decodes for about a minute; later ones read the arrays, 1.4 GB, from `data.cache`. Mean and
-    standard deviation are those of the training images. Images are padded by 8 before a crop, 1/8 of their size as
-    for CIFAR.
-
-    Args:
-        data_dir: the folder that holds `tiny-imagenet-200`, or that folder; None: TFDS's default, `$TFDS_DATA_DIR` or
-            `~/tensorflow_datasets`.
-
-    Returns:
-        A Dataset of uint8[n, 64, 64, 3] images, with the validation images as test images.
-
-    Raises:
-        MissingDataError: a file is missing or damaged.
-
-    Example:
-        >>> load_tiny_imagenet("~/data").image_shape  # doctest: +SKIP
-        (64, 64, 3)
+    The first call decodes for about a minute; later ones read the arrays, 1.4 GB, from `data.cache`. Crops are padded
+    by 8 pixels, 1/8 of the size as for CIFAR. `data_dir` is the folder that holds `tiny-imagenet-200`, or that folder.
+    Raises MissingDataError: a file is missing or damaged.
     """
-    folder = _folder(data_folder(data_dir))
-    with errors_of("tiny_imagenet", _fetch_command(folder.parent)):
+    parent = data_folder(data_dir)
+    folder = parent if (parent / "wnids.txt").is_file() else parent / FOLDER
+    to = shlex.quote(str(folder.parent))
+    with errors_of("tiny_imagenet", f"mkdir -p {to} && cd {to} && curl -LO {ADDRESS} && unzip -qo {FOLDER}.zip"):
         wnids = lines_of(folder / "wnids.txt")
         train, val = _train(folder, wnids), _val(folder, wnids)
-        entry, fingerprint = f"tiny_imagenet-{folder_hash(folder)}", _fingerprint(folder, train, val)
-        arrays = cached(entry, fingerprint, lambda: _decode(folder, train, val))
+        sums = [zlib.crc32(split.labels.tobytes()) for split in (train, val)]
+        fingerprint = fingerprint_of(folder, train.files + val.files, _DECODER, *sums)
+        arrays = cached(f"tiny_imagenet-{folder_hash(folder)}", fingerprint, lambda: _decode(folder, train, val))
     return Dataset(name="tiny_imagenet", **arrays, num_classes=len(wnids), augment=Augment(pad=8, flip=True))
 
 
-def _folder(data_dir: Path) -> Path:
-    """The data set's folder, if it or its parent was given."""
-    return data_dir if (data_dir / "wnids.txt").is_file() else data_dir / FOLDER
-
-
-def _fetch_command(data_dir: Path) -> str:
-    """A shell command that downloads and unpacks the data set into the expected folder."""
-    to = shlex.quote(str(data_dir))
-    return f"mkdir -p {to} && cd {to} && curl -LO {ADDRESS} && unzip -qo {FOLDER}.zip"
-
-
 def _train(folder: Path, wnids: list[str]) -> Split:
-    """The training images, class by class. A class with fewer images than another was not fully unpacked."""
+    """The training images, class by class. Classes have equally many images, or were not fully unpacked."""
     classes = {wnid: sorted((folder / "train" / wnid / "images").glob("*.JPEG")) for wnid in wnids}
     most = max(map(len, classes.values()))
     for wnid, files in classes.items():
@@ -129,17 +91,6 @@ def _val(folder: Path, wnids: list[str]) -> Split:
     return Split(files, np.array(labels, np.int32))
 
 
-def _fingerprint(folder: Path, train: Split, val: Split) -> str:
-    """A checksum of the decoder's version, the labels, and name, size and time of every image."""
-    digest = hashlib.sha256(json.dumps([_DECODER, str(folder)]).encode())
-    for split in (train, val):
-        digest.update(split.labels.tobytes())
-        for file in split.files:
-            stat = file.stat()
-            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
 def _decode(folder: Path, train: Split, val: Split) -> Arrays:
     """Images uint8[n, 64, 64, 3] and labels int32[n] of both splits, mean and std f32[3]."""
     _log.info("decoding %s, once", folder)
@@ -147,20 +98,11 @@ def _decode(folder: Path, train: Split, val: Split) -> Arrays:
     for name, split in (("train", train), ("test", val)):
         images = np.empty((len(split.files), SIZE, SIZE, 3), np.uint8)
         for i, file in enumerate(split.files):
-            images[i] = _pixels(file)
+            pixels = decoded(file)
+            if pixels.shape[:2] != (SIZE, SIZE):
+                h, w = pixels.shape[:2]
+                raise DamagedDataError(f"{file} must have {SIZE}x{SIZE} pixels, got {h}x{w}")
+            images[i] = pixels
         arrays |= {f"{name}_images": images, f"{name}_labels": split.labels}
     mean, std = channel_statistics(arrays["train_images"])
     return arrays | {"mean": mean, "std": std}
-
-
-def _pixels(file: Path) -> npt.NDArray[np.uint8]:
-    """One image, as RGB: uint8[64, 64, 3]."""
-    try:
-        with Image.open(file) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    except BROKEN as error:
-        raise unreadable(file, error) from error
-    if pixels.shape[:2] != (SIZE, SIZE):
-        h, w = pixels.shape[:2]
-        raise DamagedDataError(f"{file} must have {SIZE}x{SIZE} pixels, got {h}x{w}")
-    return pixels

@@ -14,32 +14,20 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Warp(NamedTuple):
-    """Ranges of the random changes to training images.
+    """Ranges of the random changes to training images."""
 
-    Attributes:
-        scale: smallest and largest, uniform.
-        degrees: largest rotation in either direction, uniform.
-        flip: mirror left to right with probability 1/2.
-    """
-
-    scale: tuple[float, float] = (0.5, 2.0)
-    degrees: float = 10.0
-    flip: bool = True
+    scale: tuple[float, float] = (0.5, 2.0)  # smallest and largest, uniform
+    degrees: float = 10.0  # largest rotation in either direction, uniform
+    flip: bool = True  # mirror left to right with probability 1/2
 
 
 class Draw(NamedTuple):
-    """One warp per example of a batch: f64[b] each, but flip bool[b].
+    """One warp per example of a batch: f64[b] each, but flip bool[b]."""
 
-    Attributes:
-        scale: of the image's size.
-        angle: rotation counterclockwise, in radians.
-        flip: whether to mirror.
-        right, down: position of the crop, from 0 (left, top) to 1.
-    """
-
-    scale: npt.NDArray[np.float64]
-    angle: npt.NDArray[np.float64]
-    flip: npt.NDArray[np.bool_]
+    scale: npt.NDArray[np.float64]  # of the image's size
+    angle: npt.NDArray[np.float64]  # rotation counterclockwise, in radians
+    flip: npt.NDArray[np.bool_]  # whether to mirror
+    # position of the crop, from 0 (left, top) to 1
     right: npt.NDArray[np.float64]
     down: npt.NDArray[np.float64]
 
@@ -56,13 +44,7 @@ def draw(rng: np.random.Generator, count: int, warp: Warp) -> Draw:
 def coefficients(draw: Draw, width: int, height: int, crop: int) -> tuple[float, ...]:
     """(a, b, c, d, e, f): pixel (x, y) of the crop comes from (a x + b y + c, d x + e y + f) in the image.
 
-    Coordinates refer to the pixels' edges, as in Pillow.
-
-    Args:
-        one: the draw of one example.
-        width: of the image, in pixels.
-        height: likewise.
-        crop: pixels on each side. A scaled image smaller than the crop is centred.
+    Coordinates refer to the pixels' edges, as in Pillow. A scaled image smaller than the crop is centred.
 
     Example:
         >>> unmoved = Draw(scale=2.0, angle=0.0, flip=False, right=1.0, down=0.0)

@@ -57,30 +57,10 @@ class AlexNet(nn.Module):
 
 
 def alexnet(
-    num_classes: int,
-    *,
-    widths: Sequence[int] = (64, 192, 384, 256, 256),
-    norm: Norm = "none",
-    dtype: Any = jnp.float32,
+    num_classes: int, *, widths: Sequence[int] = AlexNet.widths, norm: Norm = "none", dtype: Any = jnp.float32
 ) -> Model:
-    """An AlexNet for images f32[b, h, w, c] of 32x32 pixels or more.
-
-    Args:
-        num_classes: length of the logits.
-        widths: channels of the five convolutions.
-        norm: "none", "batch" or "group".
-        dtype: of the activations; parameters, statistics and logits stay f32.
-
-    Raises:
-        ValueError: for a setting out of range; in `module.apply`, for images that are too small.
-
-    Example:
-        >>> alexnet(10).first_layer
-        '^layer1/conv/'
-    """
+    """An AlexNet for images f32[b, h, w, c] of 32x32 pixels or more; `widths` are the channels of its convolutions."""
     check_model(num_classes, norm)
     if len(widths) != len(KERNELS) or min(widths) < 1:
         raise ValueError(f"`widths` must be {len(KERNELS)} positive numbers, got {tuple(widths)}")
-    return Model(
-        AlexNet(num_classes, tuple(widths), norm, dtype), first_layer=r"^layer1/conv/", last_layer=r"^head/"
-    )
+    return Model(AlexNet(num_classes, tuple(widths), norm, dtype), first_layer=r"^layer1/conv/", last_layer=r"^head/")

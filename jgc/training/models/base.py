@@ -1,8 +1,7 @@
 """Shared by all models: the `Model` record, a convolution with its norm, and checks.
 
 Parameter paths are part of the interface: per-layer policies are keyed by them. Modules therefore have explicit names
-(`stem/conv/kernel`, `stage2_block01/layer1/norm/scale`), never Flax's counters, and each model exports patterns for its
-first and its last layer.
+(`stem/conv/kernel`, `stage2_block01/layer1/norm/scale`), never Flax's counters.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -29,23 +28,15 @@ class WithAuxiliary(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network, and regular expressions that match its first and its last layer.
+    """A network, and regular expressions that match its first and its last layer."""
 
-    Attributes:
-        module: called as `module.apply(variables, inputs, train=True, mutable=["batch_stats", "carry"])`, with
-            images f32[b, h, w, c] or windows of text; returns logits f32[b, num_classes], f32[b, T, num_classes] of
-            words, or f32[b, h, w, num_classes] of pixels; models with a second head return `WithAuxiliary` in
-            training. A recurrent model reads and writes its state in the collection `carry`.
-        first_layer: pattern for `re.search` in a parameter's path joined by "/": kernel and bias of the first
-            convolution.
-        last_layer: the same for the head.
-        kind: of its data, "images", "scenes" (images with a label for each pixel) or "text".
-    """
-
+    # `module.apply(variables, inputs, train=True, mutable=["batch_stats", "carry"])` takes images f32[b, h, w, c] or
+    # windows of text and returns logits f32[b, num_classes], of words f32[b, T, num_classes], of pixels
+    # f32[b, h, w, num_classes]; `WithAuxiliary` in training, with a second head. `carry` is a recurrent state
     module: nn.Module
-    first_layer: str
-    last_layer: str
-    kind: str = "images"
+    first_layer: str  # pattern for `re.search` in paths joined by "/": kernel and bias of the first convolution
+    last_layer: str  # likewise for the head
+    kind: str = "images"  # of its data, "images", "scenes" (images with a label for each pixel) or "text"
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -56,15 +47,15 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 def check_model(num_classes: int, norm: str, norms: tuple[str, ...] = get_args(Norm)) -> None:
     """Raise ValueError at build time for settings that every model has."""
-    if num_classes < 1:
-        raise ValueError(f"`num_classes` must be positive, got {num_classes}")
+    check_positive(num_classes=num_classes)
     check_choice("norm", norm, norms)
 
 
-def check_width(width: int) -> None:
-    """Raise ValueError for a number of channels below 1."""
-    if width < 1:
-        raise ValueError(f"`width` must be positive, got {width}")
+def check_positive(**values: int) -> None:
+    """Raise ValueError for a value below 1, by its name."""
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"`{name}` must be positive, got {value}")
 
 
 def check_size(images: jax.Array, least: int) -> None:
@@ -79,9 +70,8 @@ class ConvNorm(nn.Module):
 
     Maps dtype[b, h, w, c] to dtype[b, h', w', features].
 
-    `norm="batch"` keeps running means and variances in the collection `batch_stats`, from the node's own batch and
-    without a collective. `norm="group"` has no running statistics. With `norm="none"` the convolution has a bias:
-    `conv/{kernel,bias}`.
+    `norm="batch"` keeps running means and variances in the collection `batch_stats`, from the node's batch and without
+    a collective. `norm="group"` has no running statistics. With `norm="none"` the convolution has a bias.
     """
 
     features: int
@@ -110,25 +100,14 @@ class ConvNorm(nn.Module):
         if self.norm == "none":
             return x
         scale_init = nn.initializers.zeros if self.zero_scale else nn.initializers.ones
+        settings: dict[str, Any] = {"epsilon": 1e-5, "scale_init": scale_init, "dtype": self.dtype, "name": "norm"}
         if self.norm == "group":
-            size = min(CHANNELS_PER_GROUP, self.features)
-            return nn.GroupNorm(
-                None, group_size=size, epsilon=1e-5, scale_init=scale_init, dtype=self.dtype, name="norm"
-            )(x)
-        return nn.BatchNorm(
-            use_running_average=not train,
-            momentum=0.9,  # of the old value; PyTorch's 0.1 is the weight of the new one
-            epsilon=1e-5,
-            scale_init=scale_init,
-            dtype=self.dtype,
-            name="norm",
-        )(x)
+            return nn.GroupNorm(None, group_size=min(CHANNELS_PER_GROUP, self.features), **settings)(x)
+        # 0.9 of the old value; PyTorch's 0.1 is the weight of the new value
+        return nn.BatchNorm(use_running_average=not train, momentum=0.9, **settings)(x)
 
 
 def head(x: jax.Array, num_classes: int) -> jax.Array:
-    """Global average pooling and a dense layer `head`, both in f32: [b, h, w, c] to f32[b, num_classes].
-
-    Call it inside a module's compact method.
-    """
+    """Global average pooling and a dense layer `head`, both in f32: [b, h, w, c] to f32[b, num_classes]."""
     x = x.astype(jnp.float32).mean(axis=(1, 2))
     return nn.Dense(num_classes, name="head")(x)

@@ -1,9 +1,8 @@
 """ConvNet5: five convolutions, each with a norm and ReLU.
 
-The small model of Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning"
-(TNNLS 2021, section VI-E). The paper says only "five convolutional layers ... after each convolution, batch
-normalization and ReLU", trained on 64x64 images of 200 classes. Widths, strides and the head are ours: 389,610
-parameters with 8x8x1 images and 10 classes.
+The small model of Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning" (TNNLS 2021, section
+VI-E). The paper says only "five convolutional layers ... after each convolution, batch normalization and ReLU". Widths,
+strides and the head are ours: 389,610 parameters with 8x8x1 images and 10 classes.
 """
 
 from collections.abc import Sequence
@@ -47,22 +46,7 @@ def convnet5(
     norm: Norm = "batch",
     dtype: Any = jnp.float32,
 ) -> Model:
-    """A ConvNet5 for images f32[b, h, w, c] of any size.
-
-    Args:
-        num_classes: length of the logits.
-        widths: channels of the five convolutions.
-        strides: of the five convolutions; the default halves the image twice.
-        norm: "batch", "group" or "none".
-        dtype: of the activations; parameters, statistics and logits stay f32.
-
-    Raises:
-        ValueError: for a setting out of range.
-
-    Example:
-        >>> convnet5(10).last_layer
-        '^head/'
-    """
+    """A ConvNet5 for images f32[b, h, w, c] of any size."""
     check_model(num_classes, norm)
     for name, values in (("widths", widths), ("strides", strides)):
         if len(values) != LAYERS or min(values) < 1:

@@ -19,7 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jgc.training.models.base import Model, Norm, check_model
+from jgc.training.models.base import Model, Norm, check_model, check_positive
 
 INIT = 0.02  # standard deviation of embeddings and matrices
 
@@ -30,7 +30,7 @@ def normal(scale: float = 1.0) -> jax.nn.initializers.Initializer:
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """`softmax(q k^T / sqrt(d)) v` over what is not later, dtype[b, heads, T, d]; logits and weights in f32.
+    """`softmax(q k^T / sqrt(d)) v` over no later tokens, dtype[b, heads, T, d]; logits and weights in f32.
 
     With its gradient it takes half the time of `jax.nn.dot_product_attention` on CPU: heads stand before tokens, and
     division by the sum of the weights comes after the product.
@@ -74,7 +74,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside a shortcut: `norm1`, `attention`, `norm2`, `mlp`."""
+    """Attention and MLP, each after a norm and with a shortcut: `norm1`, `attention`, `norm2`, `mlp`."""
 
     heads: int
     scale: float
@@ -90,7 +90,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens i32[b, T] to logits f32[b, T, num_classes] of each next token; T is at most `context`.
 
-    Windows of text, (tokens i32[b, T], start bool[b]), do as well: each is a text of its own, and `start` is not used.
+    Windows of text, (tokens i32[b, T], start bool[b]), work as well: each is a separate text, and `start` is not used.
 
     Parameters: `embedding/embedding`, `positions/embedding`, `block01/attention/qkv/kernel`, ..., `norm/scale`, and
     `head/kernel` if the head is untied.
@@ -128,33 +128,12 @@ def gpt(
     num_classes: int, *, units: int = 128, layers: int = 4, heads: int = 4, context: int = 256, tied: bool = True,
     norm: Norm = "none", dtype: Any = jnp.float32,
 ) -> Model:  # fmt: skip
-    """A GPT for windows of up to `context` tokens.
-
-    Args:
-        num_classes: different tokens.
-        units: of embeddings and blocks.
-        layers: number of blocks.
-        heads: of attention; they divide `units`.
-        context: longest window.
-        tied: whether the token embedding is the head's matrix, too.
-        norm: must be "none": the blocks have layer norms of their own.
-        dtype: of the activations; parameters and logits stay f32.
-
-    Raises:
-        ValueError: for a setting out of range, heads that do not divide the units, or, when called, a window longer
-            than `context`.
-
-    Example:
-        >>> gpt(64, tied=False).last_layer
-        '^head/'
-    """
+    """A GPT for windows of up to `context` tokens; `tied`: the token embedding is also the head's matrix."""
     check_model(num_classes, norm, ("none",))
-    for name, value in (("units", units), ("layers", layers), ("heads", heads), ("context", context)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be positive, got {value}")
+    check_positive(units=units, layers=layers, heads=heads, context=context)
     if units % heads:
         raise ValueError(f"`heads` must divide the {units} units, got {heads}")
-    # the embeddings' gradients have few rows that are not zero: no first layer that may go uncompressed
+    # the embeddings' gradients have few nonzero rows: no first layer that may go uncompressed
     last = r"^embedding/" if tied else r"^head/"
     module = GPT(num_classes, units, layers, heads, context, tied, dtype)
     return Model(module, first_layer="", last_layer=last, kind="text")

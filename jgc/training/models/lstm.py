@@ -7,8 +7,8 @@ References:
     Zaremba, Sutskever and Vinyals, "Recurrent Neural Network Regularization", arXiv:1409.2329, 2014.
 
 Differs from the paper:
-    1. The recurrent state is a Flax collection, `carry`, beside `params`; the caller passes it from call to call. It is
-       set to zero for streams that start, as the input says.
+    1. The recurrent state is a Flax collection, `carry`, next to `params`; the caller passes it from call to call. It
+       is set to zero for streams that start, as the input says.
     2. A cell has one bias per gate; their program has two, which it adds.
 """
 
@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jgc.training.models.base import Model, Norm, check_model
+from jgc.training.models.base import Model, Norm, check_model, check_positive
 
 INIT = 0.1  # parameters are drawn uniformly from [-INIT, INIT]
 
@@ -50,14 +50,8 @@ class LanguageModel(nn.Module):
 
     def layer(self, x: jax.Array, start: jax.Array, number: int) -> jax.Array:
         """dtype[b, T, units] to dtype[b, T, units], starting from the state after the window before."""
-        cell = nn.OptimizedLSTMCell(
-            self.units,
-            kernel_init=uniform,
-            recurrent_kernel_init=uniform,
-            bias_init=uniform,
-            dtype=self.dtype,
-            name=f"layer{number}",
-        )
+        inits: dict[str, Any] = dict.fromkeys(("kernel_init", "recurrent_kernel_init", "bias_init"), uniform)
+        cell = nn.OptimizedLSTMCell(self.units, **inits, dtype=self.dtype, name=f"layer{number}")
         state = self.variable("carry", f"state{number}", cell.initialize_carry, jax.random.key(0), x[:, 0].shape)
         before = jax.tree.map(lambda s: jnp.where(start[:, None], 0, s), state.value)
         after, x = nn.RNN(cell, return_carry=True)(x, initial_carry=before)
@@ -69,25 +63,8 @@ class LanguageModel(nn.Module):
 def lstm(
     num_classes: int, *, units: int = 200, layers: int = 2, norm: Norm = "none", dtype: Any = jnp.float32
 ) -> Model:
-    """An LSTM language model for windows of any length.
-
-    Args:
-        num_classes: words in the vocabulary.
-        units: of the embedding and of each layer.
-        layers: of LSTM cells.
-        norm: must be "none".
-        dtype: of the activations; parameters, carried state and logits stay f32.
-
-    Raises:
-        ValueError: for a setting out of range.
-
-    Example:
-        >>> lstm(10_000).last_layer
-        '^head/'
-    """
+    """An LSTM language model for windows of any length."""
     check_model(num_classes, norm, ("none",))
-    for name, value in (("units", units), ("layers", layers)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be positive, got {value}")
+    check_positive(units=units, layers=layers)
     # no first layer that may go uncompressed: the embedding has nearly half of the parameters
     return Model(LanguageModel(num_classes, units, layers, dtype), first_layer="", last_layer=r"^head/", kind="text")

@@ -38,7 +38,7 @@ from jgc.training.models.base import (
     WithAuxiliary,
     check_choice,
     check_model,
-    check_width,
+    check_positive,
     he_normal,
 )
 from jgc.training.models.resnet import FAMILIES, features
@@ -51,12 +51,6 @@ def parts(size: int, bins: int) -> np.ndarray:
     """The matrix f32[bins, size] of PyTorch's adaptive average pooling of a row of pixels.
 
     Part i covers pixels floor(i size / bins) to ceil((i + 1) size / bins), so neighbouring parts may share a pixel.
-
-    Example:
-        >>> parts(4, 3)
-        array([[0.5, 0.5, 0. , 0. ],
-               [0. , 0.5, 0.5, 0. ],
-               [0. , 0. , 0.5, 0.5]], dtype=float32)
     """
     i, pixel = np.arange(bins)[:, None], np.arange(size)
     inside = (pixel >= i * size // bins) & (pixel < -(-(i + 1) * size // bins))
@@ -64,14 +58,7 @@ def parts(size: int, bins: int) -> np.ndarray:
 
 
 def between(size: int, new: int) -> np.ndarray:
-    """The matrix f32[new, size] that interpolates a row of pixels linearly, with the first and last pixel aligned.
-
-    Example:
-        >>> between(2, 3)
-        array([[1. , 0. ],
-               [0.5, 0.5],
-               [0. , 1. ]], dtype=float32)
-    """
+    """The matrix f32[new, size] that interpolates a row of pixels linearly, with the first and last pixel aligned."""
     at = np.linspace(0, size - 1, new)[:, None]
     return np.maximum(0, 1 - np.abs(at - np.arange(size))).astype(np.float32)
 
@@ -82,10 +69,7 @@ def pooled(x: jax.Array, bins: int) -> jax.Array:
 
 
 def stretched(x: jax.Array, height: int, width: int) -> jax.Array:
-    """Bilinear interpolation with aligned corners, as in the release: dtype[b, h, w, c] to dtype[b, height, width, c].
-
-    The n + 1 features of a row of 8 n + 1 pixels then lie on every eighth pixel.
-    """
+    """Bilinear interpolation with aligned corners, as in the release: [b, h, w, c] to [b, height, width, c]."""
     return _in_both_directions(x, between(x.shape[1], height), between(x.shape[2], width))
 
 
@@ -146,25 +130,10 @@ class PSPNet(nn.Module):
 def pspnet(
     depth: int, num_classes: int, *, norm: Norm = "batch", dtype: Any = jnp.float32, width: int | None = None
 ) -> Model:
-    """A PSPNet for images f32[b, h, w, c] of any size.
-
-    Args:
-        depth: of its ResNet, 18 or 50.
-        num_classes: number of labels.
-        norm: "batch" or "group".
-        dtype: of the activations; parameters, statistics and logits stay f32.
-        width: channels of the ResNet's stem; None: 64.
-
-    Raises:
-        ValueError: for a setting out of range.
-
-    Example:
-        >>> pspnet(50, 11).last_layer
-        '^final/head/'
-    """
+    """A PSPNet for images f32[b, h, w, c] of any size."""
     check_model(num_classes, norm, ("batch", "group"))
     check_choice("depth", depth, (18, 50))
     width = FAMILIES[depth].width if width is None else width
-    check_width(width)
+    check_positive(width=width)
     module = PSPNet(num_classes, depth, width, norm, dtype)
     return Model(module, first_layer=r"^stem/conv/", last_layer=r"^final/head/", kind="scenes")

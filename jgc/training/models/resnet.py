@@ -23,7 +23,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jgc.training.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_width, head
+from jgc.training.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_positive, head
 
 Stem = Literal["cifar", "imagenet"]
 Shortcut = Literal["identity", "projection"]
@@ -92,15 +92,9 @@ class Block(nn.Module):
 
 
 def features(
-    images: jax.Array,
-    train: bool,
-    family: Family,
-    *,
-    norm: Norm,
-    zero_init: bool,
-    dtype: Any,
+    images: jax.Array, train: bool, family: Family, norm: Norm, zero_init: bool, dtype: Any,
     dilations: tuple[int, ...] = (1, 1, 1, 1),
-) -> list[jax.Array]:
+) -> list[jax.Array]:  # fmt: skip
     """The stem and the stages of residual blocks: images f32[b, h, w, c] to dtype[b, h', w', c'] after each stage.
 
     Call it inside a module's compact method. The first stage and those with a dilation above 1 keep their input's
@@ -110,20 +104,11 @@ def features(
     x = nn.relu(ConvNorm(family.width, kernel, stride, norm, dtype=dtype, name="stem")(images.astype(dtype), train))
     if family.stem == "imagenet":
         x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
-    maps = []
+    maps, same = [], (family.bottleneck, family.shortcut, norm, zero_init, dtype)
     for stage, (blocks, dilation) in enumerate(zip(family.stages, dilations, strict=False)):
-        for block in range(blocks):
-            x = Block(
-                family.width * 2**stage,
-                stride=2 if stage > 0 and block == 0 and dilation == 1 else 1,
-                bottleneck=family.bottleneck,
-                shortcut=family.shortcut,
-                norm=norm,
-                zero_init=zero_init,
-                dtype=dtype,
-                dilation=dilation,
-                name=f"stage{stage + 1}_block{block + 1:02d}",
-            )(x, train)
+        for i in range(blocks):
+            stride, name = 2 if stage > 0 and i == 0 and dilation == 1 else 1, f"stage{stage + 1}_block{i + 1:02d}"
+            x = Block(family.width * 2**stage, stride, *same, dilation, name=name)(x, train)
         maps.append(x)
     return maps
 
@@ -136,62 +121,34 @@ class ResNet(nn.Module):
     """
 
     num_classes: int
-    depth: int
-    stem: Stem
-    shortcut: Shortcut
-    width: int
+    family: Family
     norm: Norm = "batch"
     zero_init: bool = False
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        family = FAMILIES[self.depth]._replace(stem=self.stem, shortcut=self.shortcut, width=self.width)
-        *_, x = features(images, train, family, norm=self.norm, zero_init=self.zero_init, dtype=self.dtype)
+        *_, x = features(images, train, self.family, self.norm, self.zero_init, self.dtype)
         return head(x, self.num_classes)
 
 
 def resnet(
-    depth: int,
-    num_classes: int,
-    *,
-    stem: Stem | None = None,
-    shortcut: Shortcut | None = None,
-    norm: Norm = "batch",
-    zero_init: bool = False,
-    dtype: Any = jnp.float32,
-    width: int | None = None,
-) -> Model:
+    depth: int, num_classes: int, *, stem: Stem | None = None, shortcut: Shortcut | None = None, norm: Norm = "batch",
+    zero_init: bool = False, dtype: Any = jnp.float32, width: int | None = None,
+) -> Model:  # fmt: skip
     """A ResNet for images f32[b, h, w, c].
 
-    Args:
-        depth: 18, 20, 32, 50 or 101.
-        num_classes: length of the logits.
-        stem: "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, then max pooling); None: by depth.
-        shortcut: "identity" or "projection"; None: by depth.
-        norm: "batch" or "group".
-        zero_init: start the last norm scale of each block at zero.
-        dtype: of the activations; parameters, statistics and logits stay f32.
-        width: channels of the stem, doubled with each further stage; None: by depth.
-
-    Raises:
-        ValueError: for a setting out of range.
-
-    Example:
-        >>> resnet(20, 10).first_layer
-        '^stem/conv/'
+    `stem` is "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, then max pooling), `shortcut` "identity" or
+    "projection", `width` the channels of the stem; None for those of the depth. `zero_init`: see the module.
     """
     check_model(num_classes, norm, ("batch", "group"))  # without a norm the activations grow from block to block
     check_choice("depth", depth, tuple(FAMILIES))
-    stem = FAMILIES[depth].stem if stem is None else stem
-    shortcut = FAMILIES[depth].shortcut if shortcut is None else shortcut
-    width = FAMILIES[depth].width if width is None else width
-    check_choice("stem", stem, get_args(Stem))
-    check_choice("shortcut", shortcut, get_args(Shortcut))
-    if shortcut == "identity" and FAMILIES[depth].bottleneck:
-        raise ValueError(
-            f"`shortcut` of a bottleneck ResNet must be 'projection', got 'identity' with depth {depth}"
-        )
-    check_width(width)
-    module = ResNet(num_classes, depth, stem, shortcut, width, norm, zero_init, dtype)
+    chosen: dict[str, Any] = {"stem": stem, "shortcut": shortcut, "width": width}
+    family = FAMILIES[depth]._replace(**{name: x for name, x in chosen.items() if x is not None})
+    check_choice("stem", family.stem, get_args(Stem))
+    check_choice("shortcut", family.shortcut, get_args(Shortcut))
+    if family.shortcut == "identity" and family.bottleneck:
+        raise ValueError(f"`shortcut` of a bottleneck ResNet must be 'projection', got 'identity' with depth {depth}")
+    check_positive(width=family.width)
+    module = ResNet(num_classes, family, norm, zero_init, dtype)
     return Model(module, first_layer=r"^stem/conv/", last_layer=r"^head/")

@@ -13,8 +13,8 @@ the form for CIFAR in common PyTorch collections: five poolings reduce a 32x32 i
 layers of 4,096 and their dropout are absent, and a batch norm follows each convolution. The VGG paper has no norm, as
 `norm="none"` here. Published accuracies of such a VGG-19 on CIFAR-10 are 93 %, the paper's runs end at 89 %.
 
-Depth 14 is the LGC paper's "VGG11": a VGG-16 with 11 convolutions in place of 13. It does not say which two are left
-out; here it is one of those from 512 to 512 channels in each of the last two stages.
+Depth 14 is the LGC paper's "VGG11": a VGG-16 with 11 instead of 13 convolutions. It does not say which two are left
+out; here it is one of the convolutions from 512 to 512 channels in each of the last two stages.
 
 References:
     Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", ICLR 2015.
@@ -31,7 +31,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jgc.training.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_size, check_width, head
+from jgc.training.models.base import ConvNorm, Model, Norm, check_choice, check_model, check_positive, check_size, head
 
 STAGES = {  # by depth
     11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 14: (2, 2, 3, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4),
@@ -65,27 +65,10 @@ class VGG(nn.Module):
         return head(x, self.num_classes)
 
 
-def vgg(
-    depth: int, num_classes: int, *, width: int = 64, norm: Norm = "batch", dtype: Any = jnp.float32
-) -> Model:
-    """A VGG network for images f32[b, h, w, c] of 32x32 pixels or more.
-
-    Args:
-        depth: 11, 13, 14, 16 or 19, which counts the two absent dense layers.
-        num_classes: length of the logits.
-        width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
-        norm: "batch", "group" or "none".
-        dtype: of the activations; parameters, statistics and logits stay f32.
-
-    Raises:
-        ValueError: for a setting out of range; in `module.apply`, for images that are too small.
-
-    Example:
-        >>> vgg(19, 10).first_layer
-        '^stage1_layer1/conv/'
-    """
+def vgg(depth: int, num_classes: int, *, width: int = 64, norm: Norm = "batch", dtype: Any = jnp.float32) -> Model:
+    """A VGG network for images f32[b, h, w, c] of 32x32 pixels or more."""
     check_model(num_classes, norm)
     check_choice("depth", depth, tuple(STAGES))
-    check_width(width)
+    check_positive(width=width)
     module = VGG(num_classes, depth, width, norm, dtype)
     return Model(module, first_layer=r"^stage1_layer1/conv/", last_layer=r"^head/")

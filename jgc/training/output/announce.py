@@ -36,15 +36,14 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
 
 
 def notes(setup: Setup) -> list[str]:
-    """What a run's length leaves out: phases that it ends before, steps after its schedule or the last exchange; what
-    its bits depend on."""
+    """Notes on phases and exchanges that the run is too short to reach, on unused options, and on reproducibility."""
     config, schedule = setup.parts.config, setup.parts.compressor.schedule
     every, last, lines = config.local.every, schedule[-1], []
     total, unit = (config.steps, "steps") if every is None else (config.steps // every, "exchanges")
     if last.start >= total:
         lines.append(
-            f"note: phase {last.name} follows {last.start} {unit} of other phases, and this run has {total}: it ends "
-            "before; train longer, or shorten those phases (--compressor.warmup-steps, where the method has it)"
+            f"note: this run of {total} {unit} ends before phase {last.name}, which begins after {last.start}: "
+            "train longer, or shorten the phases before (--compressor.warmup-steps, where the method has it)"
         )
     ends = max(config.schedule_steps, config.learning_rate_warmup + 1)
     if config.schedule == "poly" and config.steps > ends:
@@ -88,13 +87,13 @@ def _notes_on_exchanges(local: LocalParts, steps: int) -> list[str]:
     lines = []
     if last < steps:
         lines.append(
-            f"note: the last {steps - last} of {steps} steps have no exchange after them, and do not count: the "
-            f"parameters that are evaluated are those of the last exchange (--steps {last} ends there)"
+            f"note: the last {steps - last} of {steps} steps have no exchange after them and do not count: the "
+            f"parameters of the last exchange are evaluated (--steps {last} ends there)"
         )
     if last + local.overlap > steps:
         lines.append(
-            f"note: with --local.overlap {local.overlap} the outer step of the exchange after step {last} would come "
-            f"after step {last + local.overlap}, which this run does not have: give --steps {last + local.overlap}"
+            f"note: with --local.overlap {local.overlap} the outer step of the exchange after step {last} comes after "
+            f"step {last + local.overlap}, beyond the end of this run: give --steps {last + local.overlap}"
         )
     return lines
 

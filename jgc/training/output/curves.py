@@ -19,25 +19,25 @@ SHADES = ("#e8eef7", "#fdf1e0", "#e7f4e8", "#f5e8f3")
 LINES, GREENS = ("-", "--", ":"), ("tab:green", "tab:olive", "0.4")  # of the score and the further scores
 COSINES = (
     ("reconstruction_cosine", "the aggregate", "tab:blue", "-"),
-    ("ceiling_cosine", "exact values in place of codes", "black", (0, (2, 4))),
+    ("ceiling_cosine", "exact values instead of codes", "black", (0, (2, 4))),
     ("without_code_cosine", "the same without the code", "tab:red", "-."),
-    ("signs_means_cosine", "signs and means alone", "tab:orange", ":"),
+    ("signs_means_cosine", "signs and means only", "tab:orange", ":"),
 )
 
 
 def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[PhaseCost], *scores: Score) -> None:
-    """Write curves.png with all scores that were evaluated.
-
-    Raises:
-      UserError: a full or read-only disk.
-    """
+    """Write curves.png with all scores that were evaluated."""
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     panels = figure.subplots(2, 2, sharex=True)
     plots: tuple[Callable[..., None], ...] = (_loss, partial(_scores, scores), _bytes, _cosines)
     for axes, plot in zip(panels.flat, plots, strict=True):
-        spans = _shade(axes, lines)
+        spans = _spans(lines)
+        for i, (_, start, stop) in enumerate(spans):
+            axes.axvspan(start, stop, color=SHADES[i % len(SHADES)], zorder=0, linewidth=0)
+            if start:
+                axes.axvline(start, color="0.6", linewidth=0.8, zorder=1)
         plot(axes, lines, costs)
         _name_phases(axes, spans)
         axes.grid(alpha=0.3)
@@ -57,30 +57,15 @@ def _spans(lines: Sequence[Line]) -> list[tuple[str, int, int]]:
     return spans
 
 
-def _shade(axes: Axes, lines: Sequence[Line]) -> list[tuple[str, int, int]]:
-    spans = _spans(lines)
-    for i, (_, start, stop) in enumerate(spans):
-        axes.axvspan(start, stop, color=SHADES[i % len(SHADES)], zorder=0, linewidth=0)
-        if start:
-            axes.axvline(start, color="0.6", linewidth=0.8, zorder=1)
-    return spans
-
-
 def _name_phases(axes: Axes, spans: Sequence[tuple[str, int, int]]) -> None:
     """Write each phase's name above its first step, on two levels where names would overlap."""
     total = max((stop for *_, stop in spans), default=1)
     free, level = -1.0, 0
     for name, start, _ in spans:
         level = 1 - level if start < free else 0
-        axes.annotate(
-            name,
-            (start, 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(2, 3 + 10 * level),
-            textcoords="offset points",
-            fontsize=8,
-            color="0.3",
-        )
+        top = axes.get_xaxis_transform()
+        at: Any = {"xycoords": top, "xytext": (2, 3 + 10 * level), "textcoords": "offset points"}
+        axes.annotate(name, (start, 1.0), **at, fontsize=8, color="0.3")
         free = start + total * 0.022 * (len(name) + 1)
 
 
@@ -125,13 +110,9 @@ def _score(score: Score, style: str, colour: str, axes: Axes, lines: Sequence[Li
               label=score.title)  # fmt: skip
     axes.set_ylabel(score.heading)
     if values:
-        axes.annotate(
-            score.text(values[-1]),
-            (steps[-1], score.scale * values[-1]),
-            xytext=(-4, -14 if score.higher_is_better else 8),
-            textcoords="offset points",
-            ha="right",
-        )
+        at = (-4, -14 if score.higher_is_better else 8)
+        end = steps[-1], score.scale * values[-1]
+        axes.annotate(score.text(values[-1]), end, xytext=at, textcoords="offset points", ha="right")
 
 
 def _bytes(axes: Axes, lines: Sequence[Line], costs: Sequence[PhaseCost]) -> None:

@@ -16,25 +16,15 @@ BLACK = (0, 0, 0)  # pixels without a label
 
 
 def draw(run_dir: Path, title: str, pictures: Pictures, predicted: npt.NDArray[np.int32]) -> None:
-    """Write masks.png.
-
-    Args:
-      run_dir: the run folder.
-      title: of the figure.
-      pictures: images and their labels.
-      predicted: int32[m, h, w]. Classes that the data set does not have are drawn black.
-
-    Raises:
-      UserError: a full or read-only disk.
-    """
+    """Write masks.png; `predicted` int32[m, h, w], where classes that the data set does not have are black."""
     rows, (h, w) = len(pictures.images), pictures.labels.shape[1:]
     figure = Figure(figsize=(12, 4 * rows * h / w + 1.4), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     panels = figure.subplots(rows, 3, squeeze=False)
     truth, guess = (coloured(labels, pictures.colours) for labels in (pictures.labels, predicted))
-    for row, seen in zip(panels, zip(pictures.images, truth, guess, strict=True), strict=True):
-        for axes, image in zip(row, seen, strict=True):
+    for row, images in zip(panels, zip(pictures.images, truth, guess, strict=True), strict=True):
+        for axes, image in zip(row, images, strict=True):
             axes.imshow(image, interpolation="nearest")
             axes.set_axis_off()
     for axes, name in zip(panels[0], ("image", "labels", "prediction"), strict=True):
@@ -46,11 +36,6 @@ def draw(run_dir: Path, title: str, pictures: Pictures, predicted: npt.NDArray[n
 
 
 def coloured(labels: npt.NDArray[np.int32], colours: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.uint8]:
-    """Labels int32[..., h, w] as colours uint8[..., h, w, 3]; pixels without a label are black.
-
-    Example:
-      >>> coloured(np.array([[1, VOID]]), [(1, 2, 3), (4, 5, 6)]).tolist()
-      [[[4, 5, 6], [0, 0, 0]]]
-    """
+    """Labels int32[..., h, w] as colours uint8[..., h, w, 3]; pixels without a label are black."""
     known = (labels != VOID) & (labels < len(colours))
     return np.array([*colours, BLACK], np.uint8)[np.where(known, labels, len(colours))]

@@ -20,10 +20,7 @@ Line = dict[str, Any]
 
 
 class Metrics:
-    """Writes both. It writes in the calling thread, so a full disk raises here.
-
-    `step` in a line counts from 1: the updates made so far, this one included.
-    """
+    """Writes both, in the calling thread, so that a full disk raises. `step` in a line counts updates, from 1."""
 
     def __init__(self, run_dir: Path, resumed_at: int = 0):
         self.path = run_dir / METRICS
@@ -39,25 +36,19 @@ class Metrics:
             raise cannot_write(run_dir, error) from error
 
     def write(self, line: Line, tensorboard: bool = True) -> None:
-        """Write one step's line.
-
-        Raises:
-          UserError: a full disk.
-        """
+        """Write one step's line."""
         try:
             self._file.write(json.dumps({k: _plain(v) for k, v in line.items()}, allow_nan=False) + "\n")
             self._file.flush()
-            if tensorboard:
-                self._write_events(line)
+            if not tensorboard:
+                return
+            for name, value in line.items():
+                if name != "step" and isinstance(value, (int, float)):
+                    event = Event(step=line["step"], summary=scalar(name, value), wall_time=time.time())
+                    self._events.write_event(event)
+            self._events.flush()
         except OSError as error:
             raise cannot_write(self.path, error) from error
-
-    def _write_events(self, line: Line) -> None:
-        for name, value in line.items():
-            if name != "step" and isinstance(value, (int, float)):
-                event = Event(step=line["step"], summary=scalar(name, value), wall_time=time.time())
-                self._events.write_event(event)
-        self._events.flush()
 
     def __enter__(self) -> "Metrics":
         return self
@@ -88,11 +79,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a metrics file, or of its `.gz`, without a last one that a kill left half-written.
-
-    Raises:
-      UserError: a line is damaged, and whole ones follow it.
-    """
+    """The lines of a metrics file, or of its `.gz`, without a last one that a kill left half-written."""
     lines: list[Line] = []
     texts = _stored(path).split(b"\n")
     for number, text in enumerate(texts, start=1):
@@ -101,13 +88,13 @@ def read(path: Path) -> list[Line]:
             lines.append(line)
         elif any(_line(later) for later in texts[number:]):
             raise UserError(
-                f"{path} is damaged: its line {number} is no step; take it out: totals then lack that step, and say so"
+                f"{path} is damaged: its line {number} is no step; delete it (totals will say that a step is missing)"
             )
     return lines
 
 
 def _stored(path: Path) -> bytes:
-    """What a metrics file holds; nothing if there is none."""
+    """The content of a metrics file, or of its `.gz`; b"" without one."""
     if path.exists():
         return path.read_bytes()
     packed = path.with_name(f"{path.name}.gz")  # as published runs have it
@@ -120,7 +107,7 @@ def _stored(path: Path) -> bytes:
 
 
 def _line(text: bytes) -> Line | None:
-    """A line of a metrics file; None if it is none."""
+    """A line of a metrics file; None for other text."""
     try:
         line = json.loads(text)
     except ValueError:  # no JSON, or not even text

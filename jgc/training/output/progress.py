@@ -18,9 +18,8 @@ class Display:
         self._lines = lines
         self.console, self.steps, self.log_every, self.score = console, steps, log_every, score
         self._bar = _bar(console) if console.is_terminal else None
-        self._task = (
-            self._bar.add_task("starting", total=steps, completed=start, loss="", sent="") if self._bar else None
-        )
+        bar = self._bar
+        self._task = bar.add_task("starting", total=steps, completed=start, loss="", sent="") if bar else None
 
     def __enter__(self) -> "Display":
         if self._bar:
@@ -40,30 +39,19 @@ class Display:
         loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
         score = self.score
         evaluated = f", {score.title} {score.text(line[score.name])}" if score.name in line else ""
+        step, phase, sent = line["step"], line["phase"], size(line["bytes"])
         if self._bar and self._task is not None:
-            self._bar.update(
-                self._task, completed=line["step"], description=line["phase"], loss=loss, sent=size(line["bytes"])
-            )
+            self._bar.update(self._task, completed=step, description=phase, loss=loss, sent=sent)
         elif not self._lines:
             if evaluated:
-                self.say(f"step {line['step']}  {line['phase']}  loss {loss}{evaluated}")
-        elif line["step"] % self.log_every == 0 or line["step"] == self.steps or evaluated:
-            self.say(
-                f"step {line['step']}/{self.steps}  {line['phase']}  loss {loss}  "
-                f"{size(line['bytes'])} up from all nodes{evaluated}"
-            )
+                self.say(f"step {step}  {phase}  loss {loss}{evaluated}")
+        elif step % self.log_every == 0 or step == self.steps or evaluated:
+            self.say(f"step {step}/{self.steps}  {phase}  loss {loss}  {sent} up from all nodes{evaluated}")
 
 
 def _bar(console: Console) -> Progress:
+    loss, sent = TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[sent]}/step")
     return Progress(
-        TextColumn("{task.description:12}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("{task.fields[sent]}/step"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        refresh_per_second=4,
-    )
+        TextColumn("{task.description:12}"), BarColumn(bar_width=20), MofNCompleteColumn(), loss, sent,
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, refresh_per_second=4,
+    )  # fmt: skip

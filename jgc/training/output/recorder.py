@@ -18,35 +18,18 @@ from jgc.types import Array
 
 
 class Recorder:
-    """Fetches, shows and writes each step's metrics once the next step has been started.
-
-    Args:
-      metrics: the files.
-      display: the bar or the lines.
-      costs: bytes by the phase's value; the loop adds phases.
-      nodes: how many.
-      proof: takes note of each loss.
-      kept: names the last good checkpoint, for the message of a run that must stop.
-      diverges: `(step, loss, finite) -> why the run diverges`, or "".
-    """
+    """Fetches, shows and writes each step's metrics once the next step has been started."""
 
     def __init__(
-        self,
-        metrics: Metrics | NoMetrics,
-        display: Display,
-        costs: Costs,
-        nodes: int,
-        proof: Proof,
-        kept: Callable[[], str],
-        diverges: Callable[[int, float, bool], str] = lambda step, loss, finite: "",
-    ):
-        self.metrics, self.display, self.proof, self.kept = metrics, display, proof, kept
-        self._diverges = diverges
-        self._nodes, self._costs = nodes, costs
+        self, metrics: Metrics | NoMetrics, display: Display, costs: Costs, nodes: int, proof: Proof,
+        last_good: Callable[[], str], diverges: Callable[[int, float, bool], str] = lambda step, loss, finite: "",
+    ):  # fmt: skip
+        """`last_good()` names the last good checkpoint; `diverges(step, loss, finite)` says why a run diverges."""
+        self.metrics, self.display, self.proof, self.last_good = metrics, display, proof, last_good
+        self._nodes, self._costs, self._diverges = nodes, costs, diverges
         self._pending: Line | None = None
         self._outputs: dict[str, Array] | None = None
-        self._added = False
-        self._started = time.perf_counter()
+        self._added, self._started = False, time.perf_counter()
 
     def push(self, step: int, phase: Any, outputs: dict[str, Array], **extra: Any) -> None:
         """Add a step that has just been started. `step` counts from 0, the line's from 1.
@@ -73,15 +56,11 @@ class Recorder:
         self._added = True
 
     def fetch(self) -> None:
-        """Wait for the newest step and fetch its metrics.
-
-        Raises:
-          NonFinite: its loss or a gradient is NaN or infinite.
-        """
+        """Wait for the newest step and fetch its metrics."""
         if self._pending is None or self._outputs is None:
             return
         for x in self._outputs.values():
-            x.copy_to_host_async()  # all of them: float(x) alone would wait for one copy after the other
+            x.copy_to_host_async()  # all of them: float(x) would wait for one copy after the other
         values = {name: _value(x) for name, x in self._outputs.items()}
         now = time.perf_counter()
         finite = values.pop("finite") == 1
@@ -95,7 +74,7 @@ class Recorder:
             what = f"the loss is {loss:.4g}"
             if not finite:
                 what = f"a gradient of some node is NaN, infinite or of norm 1e15 or more (loss {loss:.4g})"
-            raise NonFinite(step, f"{what}: {why}" if why else what, self.kept())
+            raise NonFinite(step, f"{what}: {why}" if why else what, self.last_good())
         self.proof.follow(step, loss)
 
     def write(self) -> None:
@@ -111,11 +90,7 @@ class Recorder:
 
     @contextmanager
     def untimed(self, wait_for: Any = None) -> Iterator[None]:
-        """For work between steps: waits for the device first, and leaves the block's time out of the step's.
-
-        Args:
-          wait_for: arrays of a step that has been started.
-        """
+        """For work between steps: waits for the device first, and leaves the block's time out of the step's."""
         self.fetch()
         jax.block_until_ready(wait_for)
         begun = time.perf_counter()

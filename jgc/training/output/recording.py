@@ -2,7 +2,7 @@
 
 The gradients are those that enter the compressor: with coupled weight decay, and clipped if the run clips. With
 `--record.residuals` a file also has the residuals of those layers before the step. One file a step,
-`gradients/step-00000020.npz`; 20 is the number of updates made before. NumPy alone reads it:
+`gradients/step-00000020.npz`; 20 is the number of updates made before. NumPy reads it:
 
     file = np.load("gradients/step-00000020.npz")
     file["gradient/layer1/conv/kernel"]  # [K, *shape], node first: name and shape of a layer are the parameter's
@@ -41,18 +41,7 @@ LARGEST = 15  # binary exponent of an array's largest value in float16, which en
 
 
 class Recording:
-    """Writes a run's recording in process 0. All processes must call it.
-
-    Args:
-      parts: of the run.
-      params: of the model, for shapes.
-      local: the compressor's state of the nodes before the first step, for shapes.
-      run_dir: the run folder.
-
-    Raises:
-      UserError: the pattern of layers is invalid or matches none, the method has no residuals, or the recording would
-        exceed the limit.
-    """
+    """Writes a run's recording in process 0. All processes must call it."""
 
     def __init__(self, parts: Parts, params: PyTree, local: PyTree, run_dir: Path):
         self._settings, self._parts, self._folder = parts.config.record, parts, run_dir / GRADIENTS
@@ -73,13 +62,9 @@ class Recording:
         return self._settings.every > 0 and step % self._settings.every == 0
 
     def run(self, step: int, phase: Phase, local: PyTree, grads: PyTree) -> None:
-        """Write what the compressor gets in the coming update: gradients, and its state of the nodes, [K, ...].
-
-        Raises:
-          UserError: a full or read-only disk.
-        """
+        """Write what the compressor gets in the coming update: gradients, and its state of the nodes, [K, ...]."""
         if self._compute is None:
-            self._compute = jax.jit(_make_record(self._parts, self._names))
+            self._compute = _make_record(self._parts, self._names)
         arrays = self._compute(grads, local)
         host = {name: to_host(arrays[name]) for name in self._names}
         if jax.process_index() == 0:
@@ -93,7 +78,7 @@ def _make_record(parts: Parts, names: list[str]) -> Any:
     def of_node(grads, local):  # one node's, without the axis [K]
         return {name: x for name, x in _everything(parts, grads, local).items() if name in names}
 
-    return on_nodes(of_node, parts.nodes, ins=(LOCAL, LOCAL), outs=LOCAL)
+    return jax.jit(on_nodes(of_node, parts.nodes, ins=(LOCAL, LOCAL), outs=LOCAL))
 
 
 def _everything(parts: Parts, grads: PyTree, local: PyTree) -> dict[str, Array]:
@@ -124,9 +109,6 @@ def _names(parts: Parts, params: PyTree, local: PyTree) -> list[str]:
 
 def matching(paths: Iterable[str], pattern: str, option: str) -> list[str]:
     """The paths that a regular expression matches.
-
-    Raises:
-      UserError: the pattern is invalid; the message names `option`.
 
     Example:
       >>> matching(["layer1/conv/kernel", "layer1/norm/scale"], "kernel$", "--layer")
@@ -160,28 +142,12 @@ def files(folder: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """The number of updates made before a file's step.
-
-    Example:
-      >>> step_of(Path("gradients/step-00000020.npz"))
-      20
-    """
+    """The number of updates made before a file's step."""
     return int(path.stem.partition("-")[2])
 
 
 def save(folder: Path, step: int, phase: str, arrays: dict[str, np.ndarray], dtype: str = "float32") -> Path:
-    """Write one step's file atomically.
-
-    Args:
-      folder: of the files.
-      step: updates made before.
-      phase: name of the phase.
-      arrays: by name, [K, *shape].
-      dtype: of the arrays in the file.
-
-    Returns:
-      The file's path.
-    """
+    """Write one step's file atomically: arrays [K, *shape] by name; `step`: updates made before."""
     out = {"step": np.array(step), "phase": np.array(phase)}
     for name, x in arrays.items():
         if dtype == "float16":

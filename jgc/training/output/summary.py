@@ -20,14 +20,8 @@ from jgc.training.settings.local_config import LocalConfig
 from jgc.training.steps.costs import PhaseCost, as_json, ratios
 from jgc.types import Nodes
 
-DIAGNOSTICS = (
-    "reconstruction_cosine",
-    "relative_error",
-    "ceiling_cosine",
-    "without_code_cosine",
-    "signs_means_cosine",
-    "true_cosine",
-)
+DIAGNOSTICS = ("reconstruction_cosine", "relative_error", "ceiling_cosine", "without_code_cosine",
+               "signs_means_cosine", "true_cosine")  # fmt: skip
 SLOTS = ("slots_used", "overflow")  # of a buffer of fixed size: the share in use, and values that did not fit
 NEEDED = ("method", "workload", "seed", "nodes", "steps", "layout", "parameters", "phases", "total_bytes",
           "dense_total_bytes", "compression_ratio")  # fmt: skip  # of a summary
@@ -35,24 +29,15 @@ CORRECTED = ("validation_loss", "learning_rate")
 POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes")  # a step and sending node
 
 
-def summarise(
-    setup: Setup, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any]
-) -> dict[str, Any]:
-    """The summary of a finished run.
-
-    Args:
-      setup: of the run.
-      lines: all lines of metrics.jsonl.
-      costs: of every phase, in order.
-      other: bytes that are not gradients: metrics, batch statistics, diagnose steps.
-    """
+def summarise(setup: Setup, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a finished run."""
     config, nodes, values = setup.parts.config, setup.parts.nodes, setup.values
     score, further = setup.source.score, setup.source.further
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
     last, steps = reached[-1], lines[-1]["step"] if lines else 0
     final = [line for line in lines if line["phase"] == last.phase.name]
     exchanges = _exchanges(config, lines)
-    elements = exchanges * (_mean(final, "elements_sent") or 0.0)
+    elements, cosines = exchanges * (_mean(final, "elements_sent") or 0.0), _values(final, "reconstruction_cosine")
     return {
         "method": method_name(config.compressor),
         "workload": config.workload,
@@ -74,7 +59,7 @@ def summarise(
         "dense_total_bytes": sum(line["bytes_uncompressed"] for line in lines),
         "sent": sent_by_a_node(setup, lines),
         **{name: _mean(final, name) for name in DIAGNOSTICS},
-        "reconstruction_cosine_p5": _percentile(final, "reconstruction_cosine", 5),
+        "reconstruction_cosine_p5": float(np.percentile(cosines, 5)) if cosines else None,
         "other": other,
         "versions": versions(),
     }
@@ -83,17 +68,14 @@ def summarise(
 def sent_by_a_node(setup: Setup, lines: Sequence[Line]) -> dict[str, Any]:
     """Bytes that a node sends up in a step and for each of its labels, the mean over steps and nodes.
 
-    With local steps `every` is the number of steps in a round; without them None. `unit` is what a label stands for.
+    `every` is the number of steps in a round, None without local steps; `unit` is "token" or "image", for a label.
     """
     config, source = setup.parts.config, setup.source
-    count, dense = max(len(lines), 1), setup.costs[0].dense
+    count, dense, text = max(len(lines), 1), setup.costs[0].dense, source.kind == "text"
     step = sum(line["bytes"] / line["bytes_uncompressed"] for line in lines) / count * dense  # nodes may have changed
-    of_batch, window = sum(line["bytes"] for line in lines) / count, 1
-    if source.kind == "text":
-        window = source.inputs(1).words.shape[1]
-    unit = "token" if source.kind == "text" else "image"
-    return {"every": config.local.every, "step": step, "label": of_batch / (config.batch_size * window),
-            "unit": unit}  # fmt: skip
+    labels = config.batch_size * (source.inputs(1).words.shape[1] if text else 1)
+    label = sum(line["bytes"] for line in lines) / count / labels
+    return {"every": config.local.every, "step": step, "label": label, "unit": "token" if text else "image"}
 
 
 def _phase(
@@ -128,12 +110,9 @@ def _newest(lines: Sequence[Line], scores: Sequence[Score]) -> dict[str, float |
 
 
 def _ratios(cost: PhaseCost, lines: Sequence[Line], exchanges: float) -> dict[str, float | None]:
-    """Compression ratio of leader and worker, from the mean bytes of a phase's exchanges; None if one sends nothing.
+    """Compression ratio of leader and worker, from the mean bytes of a phase's lines; None if one sends nothing.
 
-    Args:
-      cost: of the phase.
-      lines: of the phase. With local steps, those before its first exchange are lines of the phase before.
-      exchanges: in a step.
+    `exchanges`: in a step. With local steps the lines before a phase's first exchange belong to the phase before.
     """
     exchanged = [line for line in lines if line.get("elements_sent") is not None or "round" in line]
     means = {role: _mean(exchanged, f"bytes_up_{role}") for role in ("leader", "worker")}
@@ -142,11 +121,7 @@ def _ratios(cost: PhaseCost, lines: Sequence[Line], exchanges: float) -> dict[st
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a finished run.
-
-    Raises:
-      UserError: the file cannot be read, or lacks what every summary has.
-    """
+    """The summary of a finished run."""
     summary = read_object(folder / SUMMARY)
     try:
         names = [*NEEDED, score_of(summary).name, *(figure.name for figure in further_of(summary))]
@@ -180,18 +155,12 @@ def _mean(lines: Sequence[Line], name: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _percentile(lines: Sequence[Line], name: str, q: float) -> float | None:
-    values = _values(lines, name)
-    return float(np.percentile(values, q)) if values else None
-
-
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that a run's numbers depend on."""
-    names = {"orbax": "orbax-checkpoint"}
     packages = {"python": platform.python_version()}
     for name in ("jax", "jaxlib", "flax", "optax", "orbax", "numpy", "jgc"):
         try:
-            packages[name] = version(names.get(name, name))
+            packages[name] = version("orbax-checkpoint" if name == "orbax" else name)
         except PackageNotFoundError:
             packages[name] = "not installed"
     return packages

@@ -1,4 +1,4 @@
-"""The closing table: cost and score of each phase, and the run's totals beside the uncompressed ones."""
+"""The closing table: cost and score of each phase, and the run's totals compared with an uncompressed run."""
 
 from typing import Any
 
@@ -29,30 +29,21 @@ def size(count: float | None) -> str:
     return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"
 
 
-def _ratio(value: float | None) -> str:
-    return "sends nothing" if value is None else f"{value:,.4g}x"
-
-
 def show(summary: dict[str, Any], console: Console) -> None:
     """Print the closing table of a run."""
     score = score_of(summary)
     title = f"{summary['method']} on {summary['workload']}, {nodes_of(summary)}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     evaluated, every = score.title.split()[-1], _every(summary) or 1
-    up = "up a round" if _every(summary) else "up"
-    for name in ("phase", "steps", evaluated, "s/step", *(f"{role}\n{x}" for x in (up, "ratio") for role in ROLES)):
+    both = ("up a round" if _every(summary) else "up", "ratio")
+    for name in ("phase", "steps", evaluated, "s/step", *(f"{role}\n{x}" for x in both for role in ROLES)):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     for phase in summary["phases"]:
         seconds, ratio = phase["seconds_per_step"], phase["compression_ratio"]
-        table.add_row(
-            phase["name"],
-            str(phase["steps"]),
-            score.text(phase[score.name]),
-            "-" if seconds is None else f"{seconds:.3f}",
-            *(size(every * uplink(summary["parameters"], ratio[role])) for role in ROLES),
-            _ratio(ratio["leader"]),
-            _ratio(ratio["worker"]),
-        )
+        up = (size(every * uplink(summary["parameters"], ratio[role])) for role in ROLES)
+        ratios = ("sends nothing" if ratio[role] is None else f"{ratio[role]:,.4g}x" for role in ROLES)
+        time = "-" if seconds is None else f"{seconds:.3f}"
+        table.add_row(phase["name"], str(phase["steps"]), score.text(phase[score.name]), time, *up, *ratios)
     console.print(table)
     for line in _totals(summary):
         console.print(line, highlight=False)
@@ -78,7 +69,7 @@ def _totals(summary: dict[str, Any]) -> list[str]:
             f"uncompressed {size(dense)}{times}"
         )
     if missing := summary.get("steps_without_metrics"):
-        lines.append(f"metrics.jsonl lacks {missing} of {summary['steps']} steps: all figures count the others alone")
+        lines.append(f"metrics.jsonl lacks {missing} of {summary['steps']} steps: all figures leave them out")
     if _every(summary) or summary.get("sent", {}).get("unit") == "token":
         lines.append(_sent(summary["sent"]))
     if summary["deflate_position_bytes"] is not None:
@@ -94,7 +85,7 @@ def _totals(summary: dict[str, Any]) -> list[str]:
 
 
 def rounds_lines(rounds: dict[str, Any]) -> list[str]:
-    """What a node's rounds through a bucket came to."""
+    """The lines about a node's rounds through a bucket."""
     if not rounds["exchanges"]:
         return [f"no exchange of node {rounds['node']} has ended"]
     reasons = ", ".join(f"{n} {why}" for why, n in rounds["not_counted"].items())
@@ -106,7 +97,8 @@ def rounds_lines(rounds: dict[str, Any]) -> list[str]:
         f"{rounds['wall_seconds']:.1f} s without joining, compiling and evaluations",
         f"rounds: {rounds['closed']} closed, this node counted in {rounds['counted']} of {rounds['exchanges']}"
         + (f" ({reasons})" if reasons else "") + (f"; others left out: {others}" if others else "")
-        + f"; members at the end: {' '.join(rounds['members'])}; {_times(rounds['starts'])} started",
+        + f"; members at the end: {' '.join(rounds['members'])}; "
+        + ("once started" if rounds["starts"] == 1 else f"{rounds['starts']} times started"),
         f"waited {rounds['waited_seconds']:.1f} s for others, at most {longest['seconds']:.1f} s, in round "
         f"{longest['round']}",
         f"bucket: {size(rounds['up'])} up, {size(rounds['down'])} down; {requests}; USD {dollars['requests']:.2g} for "
@@ -114,10 +106,6 @@ def rounds_lines(rounds: dict[str, Any]) -> list[str]:
         "prices as in docs/rounds.md)",
         f"digest of the shared parameters: {rounds['digest']}",
     ]  # fmt: skip
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _every(summary: dict[str, Any]) -> int | None:
@@ -155,7 +143,7 @@ def _positions(summary: dict[str, Any]) -> str:
 def _reconstruction(summary: dict[str, Any]) -> str:
     parts = [f"{summary['reconstruction_cosine']:.3f} (5th percentile {summary['reconstruction_cosine_p5']:.3f})"]
     if summary["ceiling_cosine"] is not None:
-        parts.append(f"with exact values in place of codes {summary['ceiling_cosine']:.3f}")
+        parts.append(f"with exact values instead of codes {summary['ceiling_cosine']:.3f}")
     if summary["signs_means_cosine"] is not None:
-        parts.append(f"signs and means alone {summary['signs_means_cosine']:.3f}")
+        parts.append(f"signs and means only {summary['signs_means_cosine']:.3f}")
     return "; ".join(parts)

@@ -1,12 +1,12 @@
 """Runs of several processes: start, agreement and end. A run of one process skips all of it.
 
 Process 0 opens a hub (`hub`) at --distributed.coordinator, and every process connects to it (`meeting`). They start
-`jax.distributed` only after versions and configs have been found equal, so a mismatch is an error, not a hang. Data
-sets, first steps and programs are compared later, before the first collective that needs them to be equal.
+`jax.distributed` only after versions and configs have been compared, so a mismatch is an error, not a hang. Data sets,
+first steps and programs are compared later, before the first collective that needs them to be equal.
 
-A process that dies is noticed at once, one that is stopped after --distributed.timeout seconds. Each of the others
-then prints one line that names it and exits, even from a collective that never returns. Not noticed: a process whose
-main thread hangs outside the steps (while it compiles, evaluates or saves).
+A dead process is noticed immediately, a stopped one after --distributed.timeout seconds. Each of the others then prints
+one line that names it and exits, even from a collective that never returns. A process whose main thread hangs outside
+the steps (while it compiles, evaluates or saves) is not noticed.
 """
 
 import logging
@@ -38,9 +38,9 @@ TOKEN = "JGC_RUN_TOKEN"  # environment variable: a secret of the run, the same i
 LAG = 2  # steps from a signal to the stop: the processes agree while these steps run
 NEVER = 10**6  # seconds until JAX's own heartbeat ends the run: it prints a stack dump, the hub one line
 LOST = re.compile(r"Gloo context initialization failed.*remote=\[(127\.|::1)")  # an address that means each host itself
-OWN_NAME = "each host's own name must stand for its address in their network, not for 127.0.1.1 (/etc/hosts)"
+OWN_NAME = "each host's name must resolve to its network address, not to 127.0.1.1 (/etc/hosts)"
 # settings that may differ between processes
-OWN = frozenset(("distributed", "run_dir", "compile_cache", "data.dir", "data.threads", "log_every"))
+OF_PROCESS = frozenset(("distributed", "run_dir", "compile_cache", "data.dir", "data.threads", "log_every"))
 
 
 class Disagreement(UserError):
@@ -65,7 +65,7 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Whether this is process 0, which alone prints and writes."""
+        """Whether this is process 0, the only process that prints and writes."""
         return self.process == 0
 
     def console(self, console: Console) -> Console:
@@ -73,11 +73,7 @@ class Team:
         return console if self.leads else Console(quiet=True, force_terminal=False)
 
     def require_equal(self, values: dict[str, Any], hint: str = "") -> None:
-        """Check that named values are equal in all processes.
-
-        Raises:
-          Disagreement: one differs. Every process raises the same error, with the hint.
-        """
+        """Check that named values are equal in all processes."""
         differs = difference(self._gather(values))
         if differs:
             raise Disagreement(f"{differs}: {hint}" if hint else differs)
@@ -98,7 +94,7 @@ class Team:
         return cast(T, self._gather(action() if self.leads else None)[0])
 
     def wait(self) -> None:
-        """A barrier over all processes. It has no timeout: process 0 may have much to write."""
+        """A barrier over all processes, without a timeout: process 0 may have much to write."""
         self._gather(None)
 
     @contextmanager
@@ -113,11 +109,8 @@ class Team:
     def agreed_signal(self, step: int, first: int, signal: int, unit: str = "step") -> int:
         """The signal on which all processes stop after this step, or 0. A process that is late with it ends the run.
 
-        Args:
-          step: just started; with another unit, its number.
-          first: the first step of this start of the run.
-          signal: received by this process, or 0. All stop `LAG` steps after one process reports a signal.
-          unit: the name of such a step: between two exchanges of a run with local steps, processes agree on nothing.
+        All stop `LAG` steps after one process reports a `signal`. `first` is the first step of this start of the run;
+        with local steps the `unit` is an exchange, since processes agree on nothing in between.
         """
         if self.meeting is None:
             return signal
@@ -125,7 +118,7 @@ class Team:
         return max(self.meeting.wait(f"{unit} {step + 1 - LAG}")) if step - LAG >= first else 0
 
     def end(self, why: str) -> None:
-        """Print one line and exit at once."""
+        """Print one line and exit."""
         also = "" if self.leads else f"process {self.process} ends: "
         go_on = f"; go on, with all processes, by: {self.resume}" if self.resume else ""
         if self.leads:
@@ -154,9 +147,6 @@ class Team:
             self.meeting.failed(_line(error))
         else:
             self.meeting.stop_all("interrupted" if isinstance(error, KeyboardInterrupt) else _line(error))
-
-
-ALONE = Team()
 
 
 def _line(error: BaseException) -> str:
@@ -188,9 +178,6 @@ def join(config: Config) -> Iterator[Team]:
     """Connect to the other processes and start JAX with them; a team of one if the config names none.
 
     Enter it before anything uses a device. An error inside the block ends the other processes too.
-
-    Raises:
-      UserError: one line on an error in this or another process.
     """
     settings = config.distributed
     place = place_of(settings)
@@ -221,9 +208,8 @@ def _listener(place: Place) -> socket.socket:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise UserError(
             f"process 0 cannot open port {place.port} on this host ({reason}): give all processes another "
-            "--distributed.coordinator HOST:PORT",
-            FAILED,
-        ) from error
+            "--distributed.coordinator HOST:PORT", FAILED,
+        ) from error  # fmt: skip
 
 
 def facts(config: Config) -> dict[str, Any]:
@@ -233,9 +219,9 @@ def facts(config: Config) -> dict[str, Any]:
     def add(values: dict[str, Any], prefix: str) -> None:
         for name, value in values.items():
             path = f"{prefix}{name}"
-            if isinstance(value, dict) and path not in OWN:
+            if isinstance(value, dict) and path not in OF_PROCESS:
                 add(value, f"{path}.")
-            elif path not in OWN:
+            elif path not in OF_PROCESS:
                 names["the method" if path == "method" else f"--{path.replace('_', '-')}"] = str(value)
 
     add(as_json(config), "")
@@ -250,24 +236,15 @@ def _start_jax(place: Place, hub: Hub | None, settings: DistributedConfig, token
     os.environ.setdefault("no_grpc_proxy", "127.0.0.1")
     _quiet_gloo()
     if hub:
-        hub.jax_port = _free_port()
+        with socket.create_server(("127.0.0.1", 0)) as server:  # a free port
+            hub.jax_port = server.getsockname()[1]
     address = f"127.0.0.1:{hub.jax_port if hub else relay(place.host, place.port, token)}"
     jax.distributed.initialize(
-        address,
-        place.processes,
-        place.process,
-        local_device_ids=place.local_devices,
-        cluster_detection_method="deactivate",
-        initialization_timeout=int(settings.connect_timeout) + 1,
-        heartbeat_timeout_seconds=NEVER,
-        shutdown_timeout_seconds=int(settings.timeout) + 1,
+        address, place.processes, place.process, local_device_ids=place.local_devices,
+        cluster_detection_method="deactivate", initialization_timeout=int(settings.connect_timeout) + 1,
+        heartbeat_timeout_seconds=NEVER, shutdown_timeout_seconds=int(settings.timeout) + 1,
         coordinator_bind_address=address,
-    )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    )  # fmt: skip
 
 
 def _quiet_gloo() -> None:

@@ -1,7 +1,7 @@
-"""Whether devices that are to hold the same values do: a flipped bit of one copy stays for good, and spreads.
+"""Detect diverged replicas: a flipped bit in one copy persists and spreads.
 
-Every array of the train state has a checksum on each device, of the part that lies there. Devices that are to hold the
-same part are compared: of parameters and optimiser state all of them, of a node's residual the devices of that node.
+Each device computes a checksum of its part of every array in the train state. Devices that should hold the same part
+are compared: all of them for parameters and optimiser state, the devices of a node for its residual.
 """
 
 from collections import Counter
@@ -27,11 +27,7 @@ class Copies(NamedTuple):
 
 
 class Replicas:
-    """Compares the copies of a train state's arrays, in a run on several devices.
-
-    Args:
-      nodes: the layout of the run.
-    """
+    """Compares the copies of a train state's arrays, in a run on several devices."""
 
     def __init__(self, nodes: Nodes):
         self._mesh = nodes.mesh
@@ -64,7 +60,7 @@ class Replicas:
 
         specs = tuple(x.sharding.spec for x in arrays)  # type: ignore[attr-defined]
         out = P(self._mesh.axis_names)  # type: ignore[union-attr]
-        # without check_vma: each device has sums of its own, though the arrays are to be equal
+        # without check_vma: each device has its sums, though the arrays should be equal
         return jax.jit(jax.shard_map(on_device, mesh=self._mesh, in_specs=specs, out_specs=out, check_vma=False))
 
 
@@ -98,7 +94,7 @@ def checksum(x: Array) -> Array:
 
 
 def _words(x: Array) -> Array:
-    """The bits of an array as u32: one word for each value of a shorter type, two for each of 64 bits."""
+    """The bits of an array as u32: one word for each value of up to 32 bits, two for 64 bits."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     size = jnp.dtype(x.dtype).itemsize

@@ -1,8 +1,8 @@
 """The hub of a run's processes: threads of process 0 that gather values and watch over the processes.
 
 Every process, process 0 too, has one connection to it (`meeting`). The hub notices a process that is gone (its
-connection closes), silent (no heartbeat) or late (the others have finished a step, this one has not). It then ends
-all processes with one line that names the culprit.
+connection closes), silent (no heartbeat) or late (the others have finished a step). It then ends all processes with one
+line that names the culprit.
 """
 
 import contextlib
@@ -16,19 +16,14 @@ from typing import Any
 from jgc.training.processes.link import Link, Message, forward
 
 BEATS = 5  # heartbeats within the timeout, at least one a second
-GRACE = 2.0  # seconds to find the cause after a process has failed: perhaps another one died first
+GRACE = 2.0  # seconds to find the cause after a process has failed: perhaps a different one died first
 HELLO = 10.0  # seconds in which a new connection must identify itself
-WAITING = 64  # connections that have not done so yet; a further one takes the place of the oldest
+WAITING = 64  # connections that have not done so yet; a further one replaces the oldest
 RELAYS = 8  # connections of each process to JAX's coordination service, at most
 
 
 def beat_seconds(timeout: float) -> float:
-    """Seconds between heartbeats for a timeout in seconds.
-
-    Example:
-      >>> beat_seconds(60), beat_seconds(2)
-      (1.0, 0.4)
-    """
+    """Seconds between heartbeats for a timeout in seconds."""
     return min(1.0, timeout / BEATS)
 
 
@@ -51,15 +46,7 @@ class Round:
 
 
 class Hub:
-    """Serves a run's processes in daemon threads.
-
-    Args:
-      listener: the socket that they connect to.
-      processes: how many must connect.
-      timeout: seconds of silence or lateness of one process that end the run.
-      connect_timeout: seconds in which all must connect.
-      token: what a connection's first line must have; "" for nothing.
-    """
+    """Serves a run's processes in daemon threads."""
 
     def __init__(
         self, listener: socket.socket, processes: int, timeout: float, connect_timeout: float, token: str = ""
@@ -107,7 +94,7 @@ class Hub:
             link.close()
 
     def _is_of_this_run(self, hello: Message) -> bool:
-        """Whether a first line has the run's token and is well formed. It takes as long for any wrong token."""
+        """Whether a first line has the run's token, compared in constant time, and is well formed."""
         kind, process, of = (hello.get(name) for name in ("jgc", "process", "of"))
         if not hmac.compare_digest(str(hello.get("token", "")).encode(), self._token):
             return False
@@ -137,12 +124,10 @@ class Hub:
                 link.send(end=self._over or f"the run here has all its {self._processes} processes already")
                 return False
             if of != self._processes or process in self._members:
-                wrong = (
-                    f"two processes were started as process {process}"
-                    if of == self._processes
-                    else f"process {process} was started with --distributed.num-processes {of}, process 0 with "
-                    f"{self._processes}"
-                )
+                wrong = f"two processes were started as process {process}"
+                if of != self._processes:
+                    both = f"--distributed.num-processes {of}, process 0 with {self._processes}"
+                    wrong = f"process {process} was started with {both}"
                 link.send(end=wrong)
                 self._end(wrong)
                 return False
@@ -183,28 +168,24 @@ class Hub:
             now = time.monotonic()
             with self._lock:
                 if now - before > 2 * interval + 1:  # this process itself was suspended: restart all timers
-                    self._restart_timers(now)
-                verdict = self._verdict(now)
-                if verdict:
+                    for member in self._members.values():
+                        member.heard = now
+                    for answers in self._rounds.values():
+                        answers.begun = now
+                if verdict := self._verdict(now):
                     self._end(verdict)
                 self._send_all(beat=True)
             before = now
-
-    def _restart_timers(self, now: float) -> None:
-        for member in self._members.values():
-            member.heard = now
-        for answers in self._rounds.values():
-            answers.begun = now
 
     def _verdict(self, now: float) -> str:
         """Why the run must end, or ""."""
         if len(self._members) < self._processes:
             if now < self._deadline:
                 return ""
-            missing = [i for i in range(self._processes) if i not in self._members]
+            missing = [f"process {i}" for i in range(self._processes) if i not in self._members]
             return (
                 f"{len(self._members)} of {self._processes} processes came in {self._connect_timeout:g} s; missing: "
-                f"{', '.join(f'process {i}' for i in missing[:8])}{' ...' if len(missing) > 8 else ''}"
+                f"{', '.join(missing[:8])}{' ...' if len(missing) > 8 else ''}"
             )
         present = {i: member for i, member in self._members.items() if not member.left}
         for i, member in present.items():
@@ -212,10 +193,8 @@ class Hub:
                 return silent(i, now - member.heard)
         for tag, answers in self._rounds.items():
             late = [i for i in present if i not in answers.values]
-            if late and not answers.patient and now - answers.begun > self._timeout:
-                return (
-                    f"process {late[0]} has not come to the end of {tag}, {now - answers.begun:.0f} s after the others"
-                )
+            if late and not answers.patient and (wait := now - answers.begun) > self._timeout:
+                return f"process {late[0]} has not come to the end of {tag}, {wait:.0f} s after the others"
         if self._failed and now - self._failed[0] > GRACE:
             _, process, text = self._failed
             worst = min(present, key=lambda i: present[i].heard, default=process)
@@ -226,10 +205,9 @@ class Hub:
 
     def _end(self, text: str) -> None:
         """End all processes, process 0 last: the hub runs in it."""
-        if self._over:
-            return
-        self._over = text
-        self._send_all(end=text)
+        if not self._over:
+            self._over = text
+            self._send_all(end=text)
 
     def _send_all(self, **message: Any) -> None:
         for process in sorted(self._members, reverse=True):
@@ -243,13 +221,9 @@ def silent(process: int, seconds: float) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at the address that `host` stands for.
+    """A socket at the address of `host`; on all interfaces where that is no address of this host that others can reach.
 
-    On all interfaces where that is no address of this host, or one that the others cannot reach: /etc/hosts may say
-    127.0.1.1 for a host's own name.
-
-    Raises:
-      OSError: the port is taken.
+    /etc/hosts may have 127.0.1.1 for the host's name. Raises OSError: the port is taken.
     """
     if host == "localhost" or host.startswith("127."):
         return socket.create_server(("127.0.0.1", port), backlog=1024)

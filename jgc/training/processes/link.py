@@ -10,7 +10,7 @@ from typing import Any
 
 Message = dict[str, Any]
 LONGEST = 1 << 24  # bytes of a line; no process of a run sends more
-FIRST = 1 << 12  # bytes of a connection's first line, which says who it is
+FIRST = 1 << 12  # bytes of a connection's first line, which identifies it
 
 
 class Link:
@@ -30,7 +30,7 @@ class Link:
             self.socket.sendall(line)
 
     def first(self, seconds: float) -> Message:
-        """The first message, or {} if it is none, longer than `FIRST`, or not whole within `seconds` in all."""
+        """The first message, or {} if it is invalid, longer than `FIRST`, or not complete within `seconds`."""
         deadline = time.monotonic() + seconds
         try:
             while b"\n" not in self.rest and len(self.rest) <= FIRST:

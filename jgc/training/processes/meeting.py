@@ -1,6 +1,6 @@
-"""One process's connection to the hub (`hub`): post values, wait for those of all, exit when the run must end.
+"""One process's connection to the hub (`hub`): post values, wait for all values, exit when the run must end.
 
-Not JAX's coordination service: docs/results/coordination.md says which promises that cannot keep, as measured.
+docs/results/coordination.md shows why JAX's coordination service does not suffice.
 """
 
 import contextlib
@@ -18,20 +18,11 @@ from jgc.training.processes.link import Link, forward
 
 RETRY = 0.2  # seconds between two attempts to reach process 0
 JOINED = "joined"
-STRANGER = "what answers at --distributed.coordinator is no process 0 of jgc, or has another JGC_RUN_TOKEN"
+STRANGER = "the server at --distributed.coordinator is not process 0 of jgc, or has another JGC_RUN_TOKEN"
 
 
 class Meeting:
-    """A process's connection to the hub.
-
-    Args:
-      link: to the hub.
-      process: index of this process.
-      processes: how many there are.
-      timeout: seconds for which the hub may be silent.
-      end: called with a one-line reason when the run must end, in a thread other than the main one.
-      token: of the run.
-    """
+    """A process's connection to the hub."""
 
     def __init__(
         self, link: Link, process: int, processes: int, timeout: float, end: Callable[[str], None], token: str = ""
@@ -39,7 +30,7 @@ class Meeting:
         self.process, self.processes = process, processes
         self._link, self._timeout, self._end = link, timeout, end
         self._heard, self._joined, self._over = time.monotonic(), False, False
-        self._said: dict[str, list[Any]] = {}
+        self._answers: dict[str, list[Any]] = {}
         self._news, self._ending = threading.Condition(), threading.Lock()
         self._ended = threading.Event()
         link.send(jgc="join", process=process, of=processes, token=token)
@@ -52,13 +43,13 @@ class Meeting:
         self._link.send(post=tag, value=value, patient=patient)
 
     def wait(self, tag: str, seconds: float | None = None) -> list[Any]:
-        """The values of all processes under a tag, once all are there; [] if `seconds` pass before."""
+        """The values of all processes under a tag, once all are there; [] after `seconds`."""
         with self._news:
-            self._news.wait_for(lambda: tag in self._said, seconds)
-            return self._said.pop(tag, [])
+            self._news.wait_for(lambda: tag in self._answers, seconds)
+            return self._answers.pop(tag, [])
 
     def gather(self, tag: str, value: Any = None) -> list[Any]:
-        """Post a value, and wait for those of all processes."""
+        """Post a value, and wait for the values of all processes."""
         self.post(tag, value)
         return self.wait(tag)
 
@@ -91,7 +82,7 @@ class Meeting:
             self._heard, self._joined = time.monotonic(), True
             if "all" in message:
                 with self._news:
-                    self._said[message["all"]] = message["values"]
+                    self._answers[message["all"]] = message["values"]
                     self._news.notify_all()
             elif "end" in message:
                 self._ended.set()
@@ -118,11 +109,7 @@ class Meeting:
 
 
 def connect(host: str, port: int, seconds: float) -> Link:
-    """A connection to the hub, tried again until it succeeds.
-
-    Raises:
-      UserError: no answer within `seconds`.
-    """
+    """A connection to the hub, tried again until it succeeds."""
     deadline, problem = time.monotonic() + seconds, ""
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -137,9 +124,8 @@ def connect(host: str, port: int, seconds: float) -> Link:
             time.sleep(min(RETRY, max(0.0, deadline - time.monotonic())))
     raise UserError(
         f"no coordinator at {host}:{port} within {seconds:g} s ({problem}): is process 0 running there, and is "
-        "--distributed.coordinator the same for all processes?",
-        FAILED,
-    )
+        "--distributed.coordinator the same for all processes?", FAILED,
+    )  # fmt: skip
 
 
 def relay(host: str, port: int, token: str = "") -> int:
@@ -159,7 +145,7 @@ def relay(host: str, port: int, token: str = "") -> int:
 
 
 def die(text: str) -> None:
-    """Print one line and exit at once, whatever printing does: the main thread may be in a collective for ever."""
+    """Print one line and exit, even if printing fails: the main thread may be in a collective forever."""
     try:
         cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides it
         say(f"{cursor}error: {text}")

@@ -18,20 +18,13 @@ class Place(NamedTuple):
 
 
 def place_of(settings: DistributedConfig) -> Place | None:
-    """This process's place, from the settings or detected by JAX; None in a run of one process.
-
-    Raises:
-      UserError: a setting is missing or out of range, or JAX detects nothing.
-    """
-    options = {
-        "coordinator HOST:PORT": settings.coordinator != "",
-        "num-processes N": settings.num_processes != 0,
-        "process-id I": settings.process_id != -1,
-    }
+    """This process's place, from the settings or detected by JAX; None in a run of one process."""
+    options = {"coordinator HOST:PORT": settings.coordinator != "", "num-processes N": settings.num_processes != 0,
+               "process-id I": settings.process_id != -1}  # fmt: skip
     if settings.auto:
         if any(options.values()):
             names = " and ".join(f"--distributed.{name}" for name, is_given in options.items() if is_given)
-            raise UserError(f"--distributed.auto finds out by itself what {names} says: leave out one of them")
+            raise UserError(f"--distributed.auto detects {names}: leave out one of them")
         return _detected(settings)
     if not any(options.values()):
         return None
@@ -42,9 +35,8 @@ def place_of(settings: DistributedConfig) -> Place | None:
     if settings.num_processes < 1:
         raise UserError(f"--distributed.num-processes must be at least 1, got {settings.num_processes}")
     if not 0 <= settings.process_id < settings.num_processes:
-        raise UserError(
-            f"--distributed.process-id must be from 0 to {settings.num_processes - 1}, got {settings.process_id}"
-        )
+        last = settings.num_processes - 1
+        raise UserError(f"--distributed.process-id must be from 0 to {last}, got {settings.process_id}")
     return Place(host, port, settings.num_processes, settings.process_id)
 
 
@@ -59,8 +51,8 @@ def _detected(settings: DistributedConfig) -> Place:
     from jax._src.clusters import ClusterEnv  # jax.distributed.initialize() without arguments uses it
 
     try:
-        seconds = int(settings.connect_timeout)
-        place = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, seconds)
+        unset = (None,) * 5
+        place = ClusterEnv.auto_detect_unset_distributed_params(*unset, int(settings.connect_timeout))
     except Exception as error:
         raise UserError(f"--distributed.auto: JAX cannot tell how the processes were started: {error}") from error
     address, processes, process, devices = place
@@ -69,6 +61,6 @@ def _detected(settings: DistributedConfig) -> Place:
             "--distributed.auto: JAX finds none of Slurm, Kubernetes, Cloud TPU and Open MPI here; give "
             "--distributed.coordinator, --distributed.num-processes and --distributed.process-id"
         )
-    if devices is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:  # which jax.distributed.initialize() reads
-        return Place(*_address(address), processes, process)
-    return Place(*_address(address), processes, process, tuple(devices))
+    # jax.distributed.initialize() reads JAX_LOCAL_DEVICE_IDS
+    local = None if devices is None or "JAX_LOCAL_DEVICE_IDS" in os.environ else tuple(devices)
+    return Place(*_address(address), processes, process, local)

@@ -1,10 +1,10 @@
 """Checkpoints. Only this file uses Orbax.
 
 A checkpoint holds the train state as a flat dict of named host arrays (StandardSave) and plain data (JsonSave): the
-step, the resolved config, versions, a checksum of every array and one of the plain data themselves. Orbax itself does
-not detect damaged values. The two newest are kept, and the last good one (`proof`).
-Orbax copies the arrays and writes them in the background; `check` and `finish` raise what goes wrong there.
-The state saved after step N belongs to the phase of step N - 1: the transition at N runs after a resume.
+step, the resolved config, versions, a checksum of every array and of the plain data, because Orbax does not detect
+damaged values. The two newest are kept, and the last good one (`proof`). Orbax writes in the background; `check` and
+`finish` raise its errors. The state saved after step N belongs to the phase of step N - 1: the transition at N runs
+after a resume.
 """
 
 import json
@@ -37,34 +37,24 @@ CHECKSUM = "checksum"  # of the plain data
 
 
 class Restored(NamedTuple):
-    """A checkpoint that passed its checksums.
+    """A checkpoint that passed its checksums."""
 
-    Attributes:
-      step: updates made.
-      arrays: by name, as saved.
-      host: the plain data saved beside them.
-      damaged: one message for each newer checkpoint that could not be read.
-    """
-
-    step: int
-    arrays: dict[str, np.ndarray]
-    host: dict[str, Any]
-    damaged: tuple[str, ...]
+    step: int  # updates made
+    arrays: dict[str, np.ndarray]  # by name, as saved
+    host: dict[str, Any]  # the plain data
+    damaged: tuple[str, ...]  # one message for each newer checkpoint that could not be read
 
 
 def open_manager(run_dir: Path) -> ocp.CheckpointManager:
     """The manager of a run's checkpoints. Process 0 deletes half-written ones; only process 0 writes."""
     process = jax.process_index()
-    logging.getLogger("absl").disabled = True  # Orbax logs a traceback of each failed thread, beside what it raises
+    logging.getLogger("absl").disabled = True  # Orbax logs a traceback of each failed thread, which it also raises
     # without this the managers of several processes would wait for each other inside Orbax
     only_here = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=None,  # `save` deletes: Orbax does not know which is good
-        cleanup_tmp_directories=process == 0,
-        read_only=process != 0,
-        create=False,
+    options = ocp.CheckpointManagerOptions(  # `save` deletes: Orbax does not know which is good
+        max_to_keep=None, cleanup_tmp_directories=process == 0, read_only=process != 0, create=False,
         multiprocessing_options=only_here,
-    )
+    )  # fmt: skip
     try:
         (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager((run_dir / FOLDER).absolute(), options=options)
@@ -73,19 +63,7 @@ def open_manager(run_dir: Path) -> ocp.CheckpointManager:
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dict[str, Any], proof: Proof) -> None:
-    """Begin to write a checkpoint, unless the step already has one, after the one before is complete.
-
-    Args:
-      manager: of the run's checkpoints.
-      step: updates made.
-      state: after them.
-      host: plain data to save beside it.
-      proof: of the checkpoints so far. It takes note of this one, and the last good one is kept.
-
-    Raises:
-      NonFinite: the parameters are not finite.
-      UserError: the disk is full or read-only. Older checkpoints stay.
-    """
+    """Begin to write a checkpoint, unless the step already has one, after the one before is complete."""
     arrays = flatten(arrays_by_name(state))
     if not all(np.all(np.isfinite(x)) for name, x in arrays.items() if name.startswith("params.")):
         raise NonFinite(step, "a parameter has become NaN or infinite", kept(manager, proof))
@@ -108,20 +86,18 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, host: dic
 
 def check(manager: ocp.CheckpointManager, proof: Proof) -> None:
     """`finish`, if that needs no waiting: a failure is raised at the next step."""
-    if not manager.is_saving_in_progress():  # Orbax's check_for_errors misses what its own thread has seen first
+    if not manager.is_saving_in_progress():  # Orbax's check_for_errors misses errors that its thread has seen first
         finish(manager, proof)
 
 
 def finish(manager: ocp.CheckpointManager, proof: Proof) -> None:
-    """Wait until the newest checkpoint is complete, and delete those not needed any more.
-
-    Raises:
-      UserError: it has failed. Older checkpoints stay.
-    """
+    """Wait until the newest checkpoint is complete; delete all but the newest and the last good one."""
     with _failures(manager, proof):
         manager.wait_until_finished()
     if jax.process_index() == 0:
-        _delete_all_but(manager, proof.good)
+        for step in sorted(manager.all_steps())[:-KEEP]:
+            if step != proof.good:
+                manager.delete(step)
 
 
 @contextmanager
@@ -158,14 +134,6 @@ def _delete_half_written(folder: Path, step: int | None) -> None:
             return
 
 
-def _delete_all_but(manager: ocp.CheckpointManager, good: int | None) -> None:
-    """Delete all checkpoints but the newest ones and the last good one."""
-    steps = sorted(manager.all_steps())
-    for step in steps[:-KEEP]:
-        if step != good:
-            manager.delete(step)
-
-
 def kept(manager: ocp.CheckpointManager, proof: Proof) -> str:
     """Names the last good checkpoint, for the message of a run that must stop."""
     return proof.kept(manager.directory)
@@ -182,16 +150,9 @@ def proof_of(manager: ocp.CheckpointManager, found: "Restored | None") -> Proof:
 def restore(
     manager: ocp.CheckpointManager, check: Callable[[Restored], object] = lambda found: None
 ) -> Restored | None:
-    """The newest checkpoint that is whole and of this run, or None if there are none at all.
+    """The newest checkpoint that is whole and of this run (`check` raises UserError if not); None without checkpoints.
 
-    Newer ones are moved to a folder beside.
-
-    Args:
-      manager: of the run's checkpoints.
-      check: raises UserError if a whole checkpoint is not one of this run.
-
-    Raises:
-      UserError: there are checkpoints, and none is whole and of this run.
+    Newer ones are moved to the folder `damaged`. Raises UserError: there are checkpoints, and none is whole.
     """
     damaged: list[str] = []
     steps = sorted(manager.all_steps(), reverse=True)
@@ -218,13 +179,12 @@ def _read(manager: ocp.CheckpointManager, step: int) -> tuple[dict[str, np.ndarr
     if host.get(CHECKSUM) != checksum(host):
         raise ValueError("wrong checksum of the plain data")
     if host["step"] != step:
-        raise ValueError(f"it is that of step {host['step']}, in a folder of another name")
+        raise ValueError(f"it belongs to step {host['step']}, not to the step of its folder")
     labels = host["arrays"]
     like = {name: np.empty(shape, jnp.dtype(dtype)) for name, (dtype, shape, _) in labels.items()}
     arrays = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))["state"]
     arrays = {name: np.asarray(x) for name, x in arrays.items()}
-    wrong = [name for name in labels if label(arrays[name]) != labels[name]]
-    if wrong:
+    if wrong := [name for name in labels if label(arrays[name]) != labels[name]]:
         raise ValueError(f"wrong checksum of {wrong[0]}")
     return arrays, host
 
@@ -262,11 +222,8 @@ def flatten(state: PyTree) -> dict[str, np.ndarray]:
 def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
     """The restored arrays in the structure of a new state, redistributed if the number of nodes has changed.
 
-    With another number of nodes arrays change as in `jgc.with_nodes`, but carried states keep their order, because the
-    streams of a text do not depend on the number of nodes.
-
-    Raises:
-      UserError: an array that this state needs is absent, or has another shape or dtype.
+    Arrays change as in `jgc.with_nodes`, but carried states keep their order, because the streams of a text do not
+    depend on the number of nodes.
     """
     before, out, arrays = int(restored.host["config"]["nodes"]), [], arrays_by_name(state)
     placed = placed_leaves(placements_by_name(state), arrays)
@@ -280,10 +237,7 @@ def fit(state: TrainState, restored: Restored, nodes: int) -> TrainState:
         elif x is not None:
             x = redistributed(x, data.shape, placement, before, nodes)
         if x is None or x.shape != data.shape or x.dtype != data.dtype:
-            found = "absent" if x is None else f"{x.dtype}{list(x.shape)}"
-            raise UserError(
-                f"checkpoint {restored.step} does not fit this run: {name} should be "
-                f"{data.dtype}{list(data.shape)} and is {found}"
-            )
+            want, form = (f"{a.dtype}{list(a.shape)}" if a is not None else "absent" for a in (data, x))
+            raise UserError(f"checkpoint {restored.step} does not fit this run: {name} should be {want} and is {form}")
         out.append(jax.random.wrap_key_data(jnp.asarray(x)) if is_key(like) else x)
     return with_arrays(state, jax.tree.unflatten(jax.tree.structure(arrays), out))

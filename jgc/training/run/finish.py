@@ -13,8 +13,7 @@ from jgc.training.steps.step import TrainState
 
 
 def finish(run: Run, state: TrainState, shown: Shown | None, sample: str | None = None) -> None:
-    """Write the files and print the closing table. Without example images there is no masks.png, without a sample of
-    text no sample.txt."""
+    """Write the files, masks.png and sample.txt only if given, and print the closing table."""
     lines, config, source = read(run.folder / METRICS), run.config, run.setup.source
     first = {phase.name: run.costs[phase.value]._replace(phase=phase) for phase in reversed(run.entered)}
     costs = tuple(reversed(first.values()))  # one a name: cycles enter a phase more than once

@@ -19,12 +19,10 @@ _TRACES = (CONFIG, METRICS, SUMMARY, "checkpoints", GRADIENTS, ROUNDS)
 
 
 def choose_run_dir(config: Config) -> Path:
-    """The folder of this run. Writes nothing: a run that cannot start leaves nothing behind.
-
-    Raises:
-      UserError: the folder holds another run, or has none to resume.
-    """
-    path = Path(config.run_dir) if config.run_dir else _new_name(config)
+    """The folder of this run. Writes nothing: a run that cannot start leaves nothing behind."""
+    stem = f"{method_name(config.compressor)}-{config.workload}-{datetime.now():%Y%m%d-%H%M%S}"
+    new = (Path("runs") / f"{stem}{f'-{i}' if i > 1 else ''}" for i in range(1, 1000))
+    path = Path(config.run_dir) if config.run_dir else next(path for path in new if not path.exists())
     check_run_dir(path, config)
     return path
 
@@ -45,11 +43,7 @@ def check_run_dir(path: Path, config: Config) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The config.json or summary.json of a run.
-
-    Raises:
-      UserError: the file cannot be read, or holds something else.
-    """
+    """The config.json or summary.json of a run."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -60,11 +54,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def mark_run_dir(path: Path, config: Config) -> None:
-    """Create the folder and write the resolved config into it.
-
-    Raises:
-      UserError: a full or read-only disk.
-    """
+    """Create the folder and write the resolved config into it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,43 +69,28 @@ def changes_since(old: dict[str, Any], config: Config) -> list[str]:
 
 def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> None:
     """Raise UserError if a setting that must not change differs from the config that a run was started with."""
-    changed = changes_since(old, config)
-    if changed:
+    if changed := changes_since(old, config):
         raise UserError(
             f"{where} was made with another config: {'; '.join(changed)} "
-            "(steps, nodes, folders, intervals and logging alone may change on --resume)"
+            "(only steps, nodes, folders, intervals and logging may change on --resume)"
         )
 
 
-def _new_name(config: Config) -> Path:
-    stem = f"{method_name(config.compressor)}-{config.workload}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
-    return next(Path("runs") / name for name in names if not (Path("runs") / name).exists())
-
-
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically: a reader finds the old content or the new.
-
-    Raises:
-      UserError: a full or read-only disk.
-    """
-    beside = path.with_name(f".{path.name}.tmp")
+    """Write a file atomically: a reader finds the old content or the new."""
+    new = path.with_name(f".{path.name}.tmp")
     try:
-        with open(beside, "wb") as file:
+        with open(new, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(new, path)
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
 def write_figure(path: Path, figure: Any, dpi: int = 110) -> None:
-    """Write a matplotlib figure as PNG, atomically, with 256 colours: a third of the bytes of all colours.
-
-    Raises:
-      UserError: a full or read-only disk.
-    """
+    """Write a matplotlib figure as PNG, atomically, with 256 colours: a third of the bytes."""
     drawn, picture = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     with_palette(drawn).save(picture, format="png", optimize=True)

@@ -15,7 +15,7 @@ from jgc.method import phases
 from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.output.announce import describe
 from jgc.training.run.periodic import batches, check_and_save, evaluate, validate
-from jgc.training.run.record import Run, compile_once, cost_of
+from jgc.training.run.record import Run, add_phase, compile_once
 from jgc.training.settings.config import Config
 from jgc.training.steps.diagnose import host_figures, is_due
 from jgc.training.steps.local_costs import cost_of_exchange
@@ -26,15 +26,9 @@ NOTHING = {"bytes": 0.0, "bytes_up_leader": 0.0, "bytes_up_worker": 0.0}  # of a
 
 
 def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
-    """Train from step `start` to the end or to a signal.
+    """Train from step `start` to the end or to a signal; return the state and the number of updates.
 
-    Processes agree on signals at exchanges alone, so a timeout is that of a round.
-
-    Returns:
-      The state, and the number of updates made.
-
-    Raises:
-      UserError: the run diverges.
+    Processes agree on signals only at exchanges, so a timeout covers a round.
     """
     try:
         return _train(run, state, start)
@@ -47,7 +41,7 @@ def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
 def _train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
     config, setup, team, local = run.config, run.setup, run.team, parts_of(run)
     first, rate_of = exchanges_by(local, start), make_rate_of(setup.parts)
-    with closing(batches(config, setup, start)) as arriving:
+    with closing(batches(setup, start)) as arriving:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             if "inner" not in run.compiled:
                 with run.recorder.untimed():
@@ -68,7 +62,7 @@ def _train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
                 stop = team.agreed_signal(count, first, run.interrupts.received, "exchange")
             state = validate(run, done, state)
             evaluate(run, done, run.entered[-1] if due.exchange is None else coming(run, state), state)
-            check_and_save(run, done, state, bool(stop))
+            check_and_save(run, done, state, bool(stop) or done == config.steps)
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
                 return state, done
@@ -84,11 +78,15 @@ def parts_of(run: Run) -> LocalParts:
 
 def coming(run: Run, state: LocalState) -> Phase:
     """The phase of the next exchange."""
-    local = parts_of(run)
-    due = ((step, local.due(step).exchange) for step in count(state.step + 1))
-    step, fragment = next((step, fragment) for step, fragment in due if fragment is not None)
-    before, number = state.phases[fragment], local.round_of(fragment, step)
-    return phases.phase_after(local.method(), before, number, state.compressor[fragment], run.setup.parts.nodes)
+    due = ((step, parts_of(run).due(step).exchange) for step in count(state.step + 1))
+    return next(phase_of(run, fragment, step, state) for step, fragment in due if fragment is not None)
+
+
+def phase_of(run: Run, fragment: int, done: int, state: LocalState) -> Phase:
+    """The phase of a fragment's exchange after `done` steps."""
+    local, before = parts_of(run), state.phases[fragment]
+    number, nodes = local.round_of(fragment, done), run.setup.parts.nodes
+    return phases.phase_after(local.method(), before, number, state.compressor[fragment], nodes)
 
 
 def exchanges_by(local: LocalParts, done: int) -> int:
@@ -96,9 +94,7 @@ def exchanges_by(local: LocalParts, done: int) -> int:
     return sum(max(0, local.round_of(i, done) + 1) for i in range(local.fragments))
 
 
-def exchange(
-    run: Run, fragment: int, state: LocalState, metrics: LocalMetrics, rate: Array
-) -> LocalState:
+def exchange(run: Run, fragment: int, state: LocalState, metrics: LocalMetrics, rate: Array) -> LocalState:
     """Exchange a fragment, in the phase that its round belongs to, and record the step with its bytes."""
     step, number = run.setup.step, parts_of(run).round_of(fragment, state.step)
     phase = enter(run, fragment, state)
@@ -106,25 +102,22 @@ def exchange(
     cost = run.compiled["cost", fragment, phase.value]
     state, metrics = step.exchange(state, metrics)
     outputs = {**outputs_of(metrics), "learning_rate": rate}
-    sent = cost.up + (cost.once if number == phase.start else 0.0)
-    own = {"bytes": sent, "bytes_up_leader": cost.leader, "bytes_up_worker": cost.worker}
-    run.recorder.push(state.step - 1, phase, outputs, **own, **figures)
+    up = cost.up + (cost.once if number == phase.start else 0.0)
+    sent = {"bytes": up, "bytes_up_leader": cost.leader, "bytes_up_worker": cost.worker}
+    run.recorder.push(state.step - 1, phase, outputs, **sent, **figures)
     return state
 
 
 def enter(run: Run, fragment: int, state: LocalState) -> Phase:
     """The phase of a fragment's exchange; where it is new, after its transition and with its exchange compiled."""
     setup, before = run.setup, state.phases[fragment]
-    phase = coming_phase(run, fragment, state)
+    phase = phase_of(run, fragment, state.step, state)
     name = fragment, phase.value
     if phase.value == before.value and name in run.compiled:
         return phase
     with run.recorder.untimed(state.params):
         run.recorder.write()
-        if phase != run.entered[-1] and phase not in run.entered:
-            run.entered.append(phase)
-        if phase.value not in run.costs:
-            run.costs[phase.value] = cost_of(setup, phase)
+        add_phase(run, phase)
         setup.step.upcoming(state)  # the transition
         seconds = compile_once(run, name, "exchange", lambda: setup.step.lower_exchange(state))
         if ("cost", *name) not in run.compiled:
@@ -132,15 +125,6 @@ def enter(run: Run, fragment: int, state: LocalState) -> Phase:
         if fragment == 0 and seconds:
             run.recorder.display.say(describe(run.costs[phase.value], seconds, run.config.local.every))
     return phase
-
-
-def coming_phase(run: Run, fragment: int, state: LocalState) -> Phase:
-    """The phase of the exchange that is due."""
-    local = parts_of(run)
-    number = local.round_of(fragment, state.step)
-    return phases.phase_after(
-        local.method(), state.phases[fragment], number, state.compressor[fragment], run.setup.parts.nodes
-    )
 
 
 def look(run: Run, number: int, phase: Phase, state: LocalState) -> dict[str, float]:
@@ -164,11 +148,11 @@ def look(run: Run, number: int, phase: Phase, state: LocalState) -> dict[str, fl
 
 
 class Divergence:
-    """Says which setting makes a run with local steps diverge: that of the outer steps, or that of the inner ones.
+    """Says which setting makes a run with local steps diverge: the outer or the inner learning rate.
 
-    A run diverges if its loss is not finite, or above twice its first value for a whole round and for ten steps. All
-    changes of the logarithm of the loss are added up, those across an outer step apart from the others; the larger sum
-    names the culprit. Without the logarithm it would be the last change of a loss that grows tenfold in every step.
+    A run diverges if its loss is not finite, or above twice its first value for a whole round and for ten steps. The
+    changes of the loss's logarithm are added up, separately across outer and inner steps; the larger sum names the
+    culprit. Without the logarithm the last change of a loss that grows tenfold in every step would decide.
     """
 
     LEAST, MOST = 1e-6, 3e38  # of a loss; NaN counts as the most
@@ -192,24 +176,18 @@ class Divergence:
         self._above = self._above + 1 if loss > 2 * self._first else 0
         if not bad and self._above < max(self._local.every, self.PATIENCE):
             return ""
-        return self._outer() if self._rises["outer"] > self._rises["inner"] else self._inner()
-
-    def _outer(self) -> str:
-        local = self._config.local
-        less = f"lower --local.outer-learning-rate ({local.outer_learning_rate:g})"
-        if local.outer_momentum:
-            less += f" or --local.outer-momentum ({local.outer_momentum:g})"
-        return f"the outer steps make it rise, {less}"
-
-    def _inner(self) -> str:
-        return f"the local steps make it rise, lower --learning-rate ({self._config.learning_rate:g})"
+        if self._rises["outer"] <= self._rises["inner"]:
+            return f"the local steps make it rise, lower --learning-rate ({self._config.learning_rate:g})"
+        rate, momentum = self._config.local.outer_learning_rate, self._config.local.outer_momentum
+        less = f" or --local.outer-momentum ({momentum:g})" if momentum else ""
+        return f"the outer steps make it rise, lower --local.outer-learning-rate ({rate:g}){less}"
 
 
 def watch(run_config: Config, local: LocalParts | None, lines: Any) -> Callable[[int, float, bool], str]:
-    """What a recorder asks after every step. `lines` are those of the run so far."""
+    """The function that a recorder calls after every step. `lines` are those of the run so far."""
     if local is None:
         return lambda step, loss, finite: ""
-    found = Divergence(run_config, local, next((line["loss"] for line in lines), None))
+    divergence = Divergence(run_config, local, next((line["loss"] for line in lines), None))
     for line in lines:
-        found(line["step"], math.nan if line["loss"] is None else line["loss"], True)
-    return found
+        divergence(line["step"], math.nan if line["loss"] is None else line["loss"], True)
+    return divergence

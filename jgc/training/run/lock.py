@@ -4,8 +4,8 @@ The lock is the file `.lock-N` with the highest N; `.lock-N.free` has been given
 next number, which a file system, a shared one too, lets only one process do (O_EXCL). Numbers never fall, so a process
 that was slow to take over from a dead one finds a higher number, and withdraws.
 
-The holder touches its file every few seconds. On its own host others look whether it lives; from another host, or from
-another container, they see it by these touches alone, in times of the file system, never of a host's clock.
+The holder touches its file every few seconds. Processes on its host look whether it lives; those on other hosts, or in
+other containers, see it only by these touches, in times of the file system, never of a host's clock.
 """
 
 import contextlib
@@ -28,19 +28,13 @@ FREE = ".free"
 
 
 class Holder(NamedTuple):
-    """Who took a lock.
-
-    Attributes:
-      host, process, since: for people.
-      space: where the process's number means this process: the host, its boot, the container.
-      started: when the process started; tells it from a later one of the same number.
-    """
+    """The process that took a lock."""
 
     host: str
     process: int
     since: str
-    space: str
-    started: str
+    space: str  # where the process's number means this process: the host, its boot, the container
+    started: str  # when the process started; tells it from a later one of the same number
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
@@ -48,15 +42,10 @@ class Holder(NamedTuple):
 
 @contextmanager
 def sole_writer(folder: Path, tell: Callable[[str], object], lost: Callable[[str], object]) -> Iterator[None]:
-    """Hold the lock of a run folder, which is created if need be, and removed again if nothing else came into it.
+    """Hold the lock of a run folder, which is created if needed, and removed again if nothing else came into it.
 
-    Args:
-      folder: of the run.
-      tell: called with a line about a dead process whose lock is taken over, or on whose signs of life this one waits.
-      lost: called with a line, from another thread, if another process takes the lock over: it thought this one dead.
-
-    Raises:
-      UserError: another process holds the lock; or a full or read-only disk.
+    `tell` gets a line about a dead process whose lock is taken over, or whose signs of life this one waits for; `lost`,
+    in a different thread, if another process takes the lock over. Raises UserError: another process holds the lock.
     """
     try:
         new = not folder.exists()
@@ -84,55 +73,48 @@ def _take(folder: Path, tell: Callable[[str], object]) -> Path:
                 dead = _dead_holder(last[1], tell)
             except FileNotFoundError:
                 continue  # given back, or taken over, since we looked
-        mine = folder / f".lock-{last[0] + 1}"
+        lock = folder / f".lock-{last[0] + 1}"
         try:
-            with open(mine, "x") as file:
+            with open(lock, "x") as file:
                 json.dump(_this_process()._asdict(), file)
         except (FileExistsError, FileNotFoundError):  # somebody else was faster; or removed the folder
             continue
         except OSError:
-            mine.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
             raise
-        others = [lock for lock in _locks(folder) if lock[1] != mine]
+        others = [other for other in _locks(folder) if other[1] != lock]
         if any(number > last[0] for number, _ in others):  # we were slow: the number had been used before
-            mine.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
             continue
         for _, path in others:
             path.unlink(missing_ok=True)
         if dead:
             tell(f"took {folder} over from {dead}, which is dead")
-        return mine
+        return lock
 
 
 def _locks(folder: Path) -> list[tuple[int, Path]]:
-    found = [path for path in folder.glob(".lock-*") if path.name.removesuffix(FREE)[6:].isdecimal()]
-    return [(int(path.name.removesuffix(FREE)[6:]), path) for path in found]
+    numbers = ((path.name.removesuffix(FREE)[6:], path) for path in folder.glob(".lock-*"))
+    return [(int(number), path) for number, path in numbers if number.isdecimal()]
 
 
 def _dead_holder(path: Path, tell: Callable[[str], object]) -> str:
-    """The dead holder of a lock, in words.
-
-    Raises:
-      UserError: it is alive.
-      FileNotFoundError: the lock has been given back.
-    """
+    """The dead holder of a lock, in words. UserError if it lives; FileNotFoundError if the lock was given back."""
     holder = _holder(path)
+    name = str(holder or "an unknown process")
     if holder and holder.space == _space():
         alive = _started(holder.process) == holder.started
     else:
-        alive = _shows_life(path, lambda: tell(f"waiting for signs of life of {holder or 'an unknown process'}"))
+        alive = _shows_life(path, lambda: tell(f"waiting for signs of life of {name}"))
     if alive:
-        raise UserError(
-            f"{path.parent} is in use by {holder or 'an unknown process'}: wait for its end, stop it, or give another "
-            "--run-dir",
-            FAILED,
-        )
-    return str(holder or "an unknown process")
+        cure = "wait for its end, stop it, or give another --run-dir"
+        raise UserError(f"{path.parent} is in use by {name}: {cure}", FAILED)
+    return name
 
 
 def _holder(path: Path) -> Holder | None:
-    """Who took a lock; None if the file does not say."""
-    for _ in range(5):  # it is empty in the moment of its creation
+    """The process that took a lock; None if the file does not say."""
+    for _ in range(5):  # it is empty at the moment of its creation
         try:
             return Holder(**json.loads(path.read_text()))
         except (ValueError, TypeError):
@@ -141,7 +123,7 @@ def _holder(path: Path) -> Holder | None:
 
 
 def _shows_life(path: Path, begin: Callable[[], object]) -> bool:
-    """Whether a lock's file is touched while we watch it; not waited for if the last touch is long ago."""
+    """Whether a lock's file is touched within `STALE` seconds; does not wait if the last touch is long ago."""
     first, now = _touched(path), _now(path.parent)
     if now - first > STALE:
         return False
@@ -182,7 +164,7 @@ def _touch(path: Path, over: threading.Event, lost: Callable[[str], object]) -> 
 
 
 def _give_back(path: Path, new: bool) -> None:
-    with contextlib.suppress(OSError):  # a disk that is gone; the next one sees that this process is dead
+    with contextlib.suppress(OSError):  # a disk that is gone; the next process sees that this one is dead
         if new and [child.name for child in path.parent.iterdir()] == [path.name]:
             path.unlink()
             path.parent.rmdir()
@@ -198,13 +180,13 @@ def _this_process() -> Holder:
 def _space() -> str:
     """Names host, boot and container: two processes of one space see each other's numbers."""
     parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # Linux alone has these
+    with contextlib.suppress(OSError):  # only Linux has these
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
     return " ".join(parts)
 
 
 def _started(process: int) -> str:
-    """When a process of this host started, in the kernel's words; "" if there is none, "?" where nothing tells."""
+    """When a process of this host started, in the kernel's words; "" if there is none, "?" if unknown."""
     if Path("/proc/self/stat").exists():
         try:
             state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -27,8 +27,8 @@ from jgc.training.run.finish import finish
 from jgc.training.run.folder import CONFIG, METRICS, SUMMARY, check_run_dir, choose_run_dir, mark_run_dir
 from jgc.training.run.lock import sole_writer
 from jgc.training.run.periodic import batches, check_and_save, evaluate, validate
-from jgc.training.run.record import Run, compile_once, cost_of
-from jgc.training.run.resume import check_own, resume_or_start
+from jgc.training.run.record import Run, add_phase, compile_once, cost_of
+from jgc.training.run.resume import check_restored, resume_or_start
 from jgc.training.run.setup import Setup, build
 from jgc.training.run.signals import Interrupts
 from jgc.training.settings.config import Config, check
@@ -41,9 +41,7 @@ from jgc.types import Phase
 WIDTH = 120  # of the table, where the output is not a terminal
 
 
-def run(
-    config: Config, resume_command: str = "", console: Console | None = None, source: Source | None = None
-) -> int:
+def run(config: Config, resume_command: str = "", console: Console | None = None, source: Source | None = None) -> int:
     """Train as a resolved config says and leave a run folder behind.
 
     Args:
@@ -68,10 +66,8 @@ def run(
         return run_in(team, config, resume_command, team.console(console), source)
 
 
-def run_in(
-    team: Team, config: Config, resume_command: str, console: Console, source: Source | None = None
-) -> int:
-    """`run` in one process of a team; process 0 alone prints, and writes the run folder."""
+def run_in(team: Team, config: Config, resume_command: str, console: Console, source: Source | None = None) -> int:
+    """`run` in one process of a team; only process 0 prints and writes the run folder."""
     folder = Path(team.lead(lambda: str(choose_run_dir(config))))
     programs = kept_programs(config.compile_cache, folder, team.leads)
     if not team.leads:
@@ -79,7 +75,7 @@ def run_in(
             return run_in_folder(team, config, folder, resume_command, console, source)
     tell = partial(console.print, highlight=False, soft_wrap=True)
     with sole_writer(folder, tell, team.end), programs:
-        check_run_dir(folder, config)  # again, for another process may have begun a run here meanwhile
+        check_run_dir(folder, config)  # again, because another process may have begun a run here meanwhile
         return run_in_folder(team, config, folder, resume_command, console, source)
 
 
@@ -87,7 +83,6 @@ def run_in_folder(
     team: Team, config: Config, folder: Path, resume_command: str, console: Console, source: Source | None
 ) -> int:
     """`run` in a folder that no other run uses."""
-    # --- set-up: data, model, compressor, optimiser
     setup = build(config, source)
     compressor = setup.state.compressor if setup.parts.local is None else setup.state.compressor[0]
     recording = Recording(setup.parts, setup.state.params, compressor.local, folder)
@@ -100,10 +95,9 @@ def run_in_folder(
         mark_run_dir(folder, config)
     team.resume = resume_command.replace("{run_dir}", shlex.quote(str(folder)))
 
-    # --- checkpoint: a new run, or where an old one stopped
-    with team.process_0_first():
+    with team.process_0_first():  # a new run, or where an old one stopped
         manager = checkpoint.open_manager(folder)
-        found = checkpoint.restore(manager, partial(check_own, setup)) if config.resume else None
+        found = checkpoint.restore(manager, partial(check_restored, setup)) if config.resume else None
     state, start, entered = resume_or_start(setup, found, console)
     if config.rounds.bucket:
         start = rounds_setup.steps_so_far(folder, start)
@@ -118,7 +112,6 @@ def run_in_folder(
     for note in notes(setup):
         console.print(note, highlight=False, soft_wrap=True)
 
-    # --- the loop
     lines = not config.rounds.bucket  # which has a line a round
     display = Display(console, config.steps, start, config.log_every, setup.source.score, lines)
     costs = {phase.value: cost_of(setup, phase) for phase in entered}
@@ -126,8 +119,8 @@ def run_in_folder(
         proof = checkpoint.proof_of(manager, found)
         before = [line for line in read(folder / METRICS) if line["step"] <= start]
         diverges = local.watch(config, setup.parts.local, before)
-        kept = partial(checkpoint.kept, manager, proof)
-        recorder = Recorder(metrics, display, costs, config.nodes, proof, kept, diverges)
+        last_good = partial(checkpoint.kept, manager, proof)
+        recorder = Recorder(metrics, display, costs, config.nodes, proof, last_good, diverges)
         evaluate, validate = make_evaluate(setup.parts, setup.source), make_validate(setup.parts, setup.source)
         run = Run(
             team, setup, folder, console, manager, interrupts, recorder, recording, evaluate, validate,
@@ -138,13 +131,12 @@ def run_in_folder(
                 state, done = trainer(config)(run, state, start)
         except MissingDataError as error:  # an image turns out to be broken, in a thread that reads ahead of the steps
             recorder.write()
-            raise UserError(f"{error}; {kept()}", FAILED) from error
+            raise UserError(f"{error}; {last_good()}", FAILED) from error
     if done < config.steps:
         console.print(f"{interrupts.name}: saved after step {done} of {config.steps}. Go on with", highlight=False)
         console.print(f"  {team.resume}", highlight=False, soft_wrap=True)
         return interrupts.exit_code
 
-    # --- summary, pictures, closing table
     shown, sample = show(setup.parts, setup.source, state), sample_of(setup, state)  # all processes take part
     if team.leads:
         finish(run, state, shown, sample)
@@ -159,14 +151,10 @@ def trainer(config: Config) -> Callable[[Run, TrainState, int], tuple[TrainState
 
 
 def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
-    """Train from step `start` to the end or to a signal.
-
-    Returns:
-      The state, and the number of updates made.
-    """
+    """Train from step `start` to the end or to a signal."""
     config, setup, team = run.config, run.setup, run.team
     rate_of = make_rate_of(setup.parts)
-    with closing(batches(config, setup, start)) as arriving:
+    with closing(batches(setup, start)) as arriving:
         for step, batch in zip(range(start, config.steps), arriving, strict=True):
             phase = next_phase(setup, state)
             enter(run, phase, state, batch)
@@ -180,7 +168,7 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
             stop = team.agreed_signal(step, start, run.interrupts.received)
             state = validate(run, done, state)
             evaluate(run, done, next_phase(setup, state), state)
-            check_and_save(run, done, state, bool(stop))
+            check_and_save(run, done, state, bool(stop) or done == config.steps)
             if stop:
                 run.interrupts.received = stop  # perhaps by another process
                 return state, done
@@ -188,15 +176,12 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
 
 
 def enter(run: Run, phase: Phase, state: TrainState, batch: Batch) -> None:
-    """Where a phase is new, its transition, its bytes and its compiled program, outside of the step's time."""
+    """Run a new phase's transition, count its bytes and compile its program, outside of the step's time."""
     if phase in run.entered and phase.value in run.compiled:  # the newest, or one of two in turn
         return
     with run.recorder.untimed(state.params):
         run.recorder.write()
-        if phase not in run.entered:
-            run.entered.append(phase)
-        if phase.value not in run.costs:
-            run.costs[phase.value] = cost_of(run.setup, phase)
+        add_phase(run, phase)
         run.setup.step.upcoming(state)  # a checkpoint holds the old phase's state, so each transition runs once
         seconds = compile_once(run, phase.value, "step", lambda: run.setup.step.lower(state, batch))
         if seconds:

@@ -1,4 +1,4 @@
-"""What a run does between two steps, in training with and without local steps."""
+"""The work between two steps, in training with and without local steps: validation, scores, checks, checkpoints."""
 
 from collections.abc import Generator
 from functools import partial
@@ -22,8 +22,8 @@ from jgc.types import Phase
 
 
 def validate(run: Run, done: int, state: TrainState) -> TrainState:
-    """Once an epoch, the validation loss and the learning rate that follows from it; same state without validation."""
-    if run.validate is None or not is_every(steps_between_validations(run.config, run.setup), done):
+    """Once an epoch, the validation loss and the resulting learning rate."""
+    if run.validate is None or not passed(steps_between_validations(run.config, run.setup), done - 1, done):
         return state
     with run.recorder.untimed():
         loss = run.validate(state)
@@ -38,24 +38,23 @@ def validate(run: Run, done: int, state: TrainState) -> TrainState:
 def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
     """Score the model every --evaluate-every steps, before each new kind of phase, and at the end."""
     new_kind = all(upcoming.name != before.name for before in run.entered)
-    if new_kind or done == run.config.steps or is_every(run.config.evaluate_every, done):
+    if new_kind or done == run.config.steps or passed(run.config.evaluate_every, done - 1, done):
         with run.recorder.untimed():
             run.recorder.add(**run.evaluate(state))
 
 
-def check_and_save(run: Run, done: int, state: TrainState, stop: bool) -> None:
-    """Compare what devices should hold alike, and write a checkpoint, where one of them is due; both before a stop."""
-    config = run.config
+def check_and_save(run: Run, done: int, state: TrainState, last: bool = False, steps: int = 1) -> None:
+    """Compare replicas, and write a checkpoint, if the last `steps` steps have passed their intervals, or if `last`."""
     checkpoint.check(run.manager, run.proof)
-    saves = stop or done == config.steps or is_every(config.checkpoint_every, done)
-    if saves or is_every(config.check_replicas_every, done):
+    saves = last or passed(run.config.checkpoint_every, done - steps, done)
+    if saves or passed(run.config.check_replicas_every, done - steps, done):
         check_replicas(run, done, state)
     if saves:
         save(run, done, state)
 
 
 def check_replicas(run: Run, done: int, state: TrainState) -> None:
-    """Raise Drift if devices hold different values where they should hold the same, so that no checkpoint has these."""
+    """Raise Drift if devices hold different values where they should agree, so that no checkpoint has these."""
     if different := run.replicas.difference(arrays_by_name(state)):
         run.recorder.write()
         newest = "no checkpoint had been made yet"
@@ -79,9 +78,14 @@ def save(run: Run, done: int, state: TrainState) -> None:
         run.team.wait()  # for process 0, which may have waited for the checkpoint before
 
 
-def is_every(interval: int, done: int) -> bool:
-    """Whether something that happens every `interval` steps, 0 for never, happens after step `done`."""
-    return interval > 0 and done % interval == 0
+def passed(interval: int, before: int, after: int) -> bool:
+    """Whether a multiple of the interval, 0 for none, lies in (before, after].
+
+    Example:
+      >>> passed(100, 90, 120), passed(100, 100, 130), passed(0, 0, 9)
+      (True, False, False)
+    """
+    return interval > 0 and after // interval > before // interval
 
 
 def steps_between_validations(config: Config, setup: Setup) -> int:
@@ -89,11 +93,15 @@ def steps_between_validations(config: Config, setup: Setup) -> int:
     return config.correction.every or steps_of_epoch(config, setup.source)
 
 
-def batches(config: Config, setup: Setup, start: int) -> Generator[Batch]:
-    """The batch of every step from `start` on: a pure function of seed and step, made ahead in a thread."""
+def batches(
+    setup: Setup, start: int = 0, stop: int | None = None, seed: int | None = None, offset: int = 0
+) -> Generator[Batch]:
+    """The batches from a step on, made ahead in a thread: a function of seed and step + offset."""
+    config = setup.parts.config
+    seed = config.seed if seed is None else seed
 
     def batch_of(step: int) -> Batch:
-        make = partial(setup.source.batch, config.seed, step, config.nodes, config.batch_size)
+        make = partial(setup.source.batch, seed, offset + step, config.nodes, config.batch_size)
         return place_parts(make, setup.parts.nodes)
 
-    yield from prefetch(batch_of, start, config.steps)
+    yield from prefetch(batch_of, start, config.steps if stop is None else stop)

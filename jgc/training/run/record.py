@@ -25,41 +25,23 @@ from jgc.types import Phase
 
 
 class Run(NamedTuple):
-    """A run in progress. The train state is not in it: a step gives its buffers up.
+    """A run in progress. The train state is not in it, because a step donates its buffers."""
 
-    Attributes:
-      team: the processes.
-      setup: data, model, compressor, optimiser.
-      folder: the run folder.
-      console: of process 0.
-      manager: of the checkpoints.
-      interrupts: Ctrl-C and SIGTERM.
-      recorder: metrics of each step.
-      recording: gradients of the steps that --record names.
-      evaluate: the scores of a state.
-      validate: the validation loss of a state; None where the run has none.
-      entered: the phases so far, the newest last; grows.
-      costs: bytes by the phase's value; grows.
-      compiled: programs by name, such as a phase's value; grows.
-      proof: which checkpoint is good.
-      replicas: whether devices hold the same.
-    """
-
-    team: Team
-    setup: Setup
-    folder: Path
-    console: Console
-    manager: ocp.CheckpointManager
-    interrupts: Interrupts
-    recorder: Recorder
-    recording: Recording
-    evaluate: Callable[[TrainState], dict[str, float]]
-    validate: Callable[[TrainState], float] | None
-    entered: list[Phase]
-    costs: Costs
-    compiled: dict[Any, Any]
-    proof: Proof
-    replicas: Replicas
+    team: Team  # the processes
+    setup: Setup  # data, model, compressor, optimiser
+    folder: Path  # the run folder
+    console: Console  # of process 0
+    manager: ocp.CheckpointManager  # of the checkpoints
+    interrupts: Interrupts  # Ctrl-C and SIGTERM
+    recorder: Recorder  # metrics of each step
+    recording: Recording  # gradients of the steps that --record names
+    evaluate: Callable[[TrainState], dict[str, float]]  # the scores of a state
+    validate: Callable[[TrainState], float] | None  # the validation loss of a state; None where the run has none
+    entered: list[Phase]  # the phases so far, the newest last; grows
+    costs: Costs  # bytes by the phase's value; grows
+    compiled: dict[Any, Any]  # programs by name, such as a phase's value; grows
+    proof: Proof  # which checkpoint is good
+    replicas: Replicas  # whether devices hold the same
 
     @property
     def config(self) -> Config:
@@ -68,10 +50,7 @@ class Run(NamedTuple):
 
 
 def compile_once(run: Run, name: Any, what: str, lower: Callable[[], Lowered]) -> float:
-    """Compile a program before its first call; seconds that it took, 0 if it is compiled.
-
-    Processes must have lowered the same text; all wait until all have compiled.
-    """
+    """Compile a program before its first call, if all processes have lowered the same; seconds that it took, or 0."""
     if name in run.compiled:
         return 0.0
     started = time.perf_counter()
@@ -90,6 +69,14 @@ def check_equal(team: Team, what: str, lowered: Lowered) -> None:
 
 
 def cost_of(setup: Setup, phase: Phase) -> PhaseCost:
-    """The planned cost of a phase; computed anew where the phase has sizes that were not planned."""
+    """The planned cost of a phase; computed again if the phase has sizes that were not planned."""
     planned = [cost._replace(phase=phase) for cost in setup.costs if cost.phase.value == phase.value]
     return planned[0] if planned else cost_of_phase(setup.parts, phase, setup.state)
+
+
+def add_phase(run: Run, phase: Phase) -> None:
+    """Add a new phase and its cost to the record."""
+    if phase not in run.entered:
+        run.entered.append(phase)
+    if phase.value not in run.costs:
+        run.costs[phase.value] = cost_of(run.setup, phase)

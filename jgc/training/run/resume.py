@@ -1,6 +1,6 @@
-"""Where a run begins: before its first step, or at its newest checkpoint."""
+"""The beginning of a run: its first state, or its newest checkpoint."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -17,25 +17,15 @@ from jgc.types import Phase
 
 
 class Beginning(NamedTuple):
-    """Where a run begins.
+    """The beginning of a run."""
 
-    Attributes:
-      state: the train state, placed on the devices.
-      step: updates made so far.
-      entered: the phases so far; the state belongs to the last of them.
-    """
-
-    state: TrainState
-    step: int
-    entered: list[Phase]
+    state: TrainState  # the train state, placed on the devices
+    step: int  # updates made so far
+    entered: list[Phase]  # the phases so far; the state belongs to the last of them
 
 
 def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Console) -> Beginning:
-    """The newest checkpoint, or the first state where there is none.
-
-    Raises:
-      UserError: the checkpoint has had more steps than the run is to have.
-    """
+    """The newest checkpoint, or the first state where there is none."""
     config = setup.parts.config
     if found is None:
         if config.resume:
@@ -49,17 +39,17 @@ def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Co
     restored = checkpoint.fit(setup.state, found, config.nodes)
     arrays = place(copied(arrays_by_name(restored)), placements_by_name(setup.state), setup.parts.nodes)
     state, entered = with_arrays(restored, arrays), [phases.from_json(phase) for phase in found.host["phases"]]
-    if isinstance(state, LoopState):
-        return Beginning(state._replace(step=found.step, phase=entered[-1]), found.step, entered)
-    fragments = tuple(phases.from_json(phase) for phase in found.host["fragments"])
-    return Beginning(state._replace(step=found.step, phases=fragments), found.step, entered)
+    fields: dict[str, Any] = {"phase": entered[-1]}
+    if not isinstance(state, LoopState):
+        fields = {"phases": tuple(phases.from_json(phase) for phase in found.host["fragments"])}
+    return Beginning(state._replace(step=found.step, **fields), found.step, entered)
 
 
-def check_own(setup: Setup, found: checkpoint.Restored) -> None:
-    """Raise UserError if a checkpoint is of another config, or does not fit this run."""
-    config = setup.parts.config
+def check_restored(setup: Setup, found: checkpoint.Restored) -> None:
+    """Raise UserError if a checkpoint has another config or other data, or does not fit this run."""
+    config, facts = setup.parts.config, setup.source.facts
     compare_configs(found.host["config"], config, f"checkpoint {found.step}")
-    own, before = setup.source.facts, found.host.get("data")  # checkpoints of early versions do not say
-    if before not in (None, own):
-        raise UserError(f"checkpoint {found.step} was made with other data: {before}; these are {own}")
+    before = found.host.get("data")  # None in checkpoints of early versions
+    if before not in (None, facts):
+        raise UserError(f"checkpoint {found.step} was made with other data: {before}; these are {facts}")
     checkpoint.fit(setup.state, found, config.nodes)

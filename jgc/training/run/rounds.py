@@ -1,8 +1,8 @@
 """The training loop of one node of rounds through a bucket (`jgc.rounds`).
 
-The inner steps are those of `jgc.local_steps` with one node; the exchange goes through the bucket. How many nodes
-there are is unknown, and a node may miss rounds, so two counts differ: `done` has the local steps of this node, which
-number the lines of metrics.jsonl; the learning rate's schedule and --steps count H steps for every round of all nodes.
+The inner steps are those of `jgc.local_steps` with one node; the exchange goes through the bucket. The number of nodes
+is unknown, and a node may miss rounds, so two counts differ: `done` counts this node's local steps, which number the
+lines of metrics.jsonl; the learning rate's schedule and --steps count H steps for every round of all nodes.
 """
 
 import logging
@@ -21,12 +21,11 @@ import jgc.rounds
 from jgc.loops.local_loop import LocalState
 from jgc.method.phases import phase_at
 from jgc.training.output.table import size
-from jgc.training.run import checkpoint
 from jgc.training.run.local import NOTHING
-from jgc.training.run.periodic import check_replicas, save, steps_between_validations
+from jgc.training.run.periodic import check_and_save, passed, save, steps_between_validations
 from jgc.training.run.record import Run, compile_once, cost_of
 from jgc.training.run.rounds_file import append, exchange_line, join_line, round_text
-from jgc.training.run.rounds_setup import arguments_of, batches, one_line
+from jgc.training.run.rounds_setup import arguments_of, batches_of_node, one_line
 from jgc.training.run.signals import Interrupts
 from jgc.training.steps.evaluate import LOSS
 from jgc.training.steps.step import Batch, make_rate_of, outputs_of
@@ -38,7 +37,7 @@ class Stopped(Exception):
 
 
 class Seconds(NamedTuple):
-    """Of a round: in local steps, in the exchange, and from its beginning to its end without evaluations."""
+    """Seconds of a round: in local steps, in the exchange, and in total without evaluations."""
 
     local: float
     exchange: float
@@ -46,34 +45,22 @@ class Seconds(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The local steps of a round.
+    """The local steps of a round."""
 
-    Attributes:
-      state: after them.
-      steps: how many.
-      tokens: labels in them.
-      seconds: from the first to the end of the last.
-      whole: False if a signal cut them short.
-    """
-
-    state: LocalState
-    steps: int
-    tokens: int
-    seconds: float
-    whole: bool
+    state: LocalState  # after them
+    steps: int  # how many
+    tokens: int  # labels in them
+    seconds: float  # from the first to the end of the last
+    whole: bool  # False if a signal cut them short
 
 
 def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
     """Take part from the newest shared parameters on, until all rounds are closed or a signal comes.
 
-    Returns:
-      The state, and the number of steps: at least --steps if all rounds are closed, and fewer otherwise.
-
-    Raises:
-      UserError: the bucket's run cannot go on with this node, or the loss is not finite.
+    Returns the state and the number of steps: at least --steps if all rounds are closed, and fewer otherwise.
     """
     setup, steps = run.setup, run.config.steps
-    with closing(batches(setup, start)) as arriving, events(run), one_line():
+    with closing(batches_of_node(setup, start)) as arriving, events(run), one_line():
         batch = next(arriving)
         lower = partial(setup.step.lower, state, batch)
         compile_once(run, "inner", "inner step", lower)  # before joining: from then on others wait
@@ -91,9 +78,7 @@ def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
             raise
 
 
-def _train(
-    run: Run, rounds: jgc.rounds.Rounds, state: LocalState, arriving: Iterator[Batch]
-) -> tuple[LocalState, int]:
+def _train(run: Run, rounds: jgc.rounds.Rounds, state: LocalState, arriving: Iterator[Batch]) -> tuple[LocalState, int]:
     every = run.config.local.every or 1
     total, params, unsent, start = run.config.steps // every, rounds.params, False, state.step
     rate_of = make_rate_of(run.setup.parts)
@@ -119,7 +104,7 @@ def _train(
         run.recorder.add(bytes=float(sent.up), bytes_up_leader=payload, bytes_up_worker=payload, round=number)
         looking = look(run, number, rounds.coming, total, state)
         if rounds.coming < total:  # else at the end
-            save_inner(run, state, stretch.steps)
+            check_and_save(run, state.step, state, steps=stretch.steps)
         seconds = Seconds(stretch.seconds, exchanging, time.perf_counter() - began - looking)
         record(run, exchange_line(rounds, state.step, stretch.steps, stretch.tokens, outcome, seconds, sent))
     return end(run, rounds, state, total, unsent, start)
@@ -128,14 +113,7 @@ def _train(
 def end(
     run: Run, rounds: jgc.rounds.Rounds, state: LocalState, total: int, unsent: bool, start: int
 ) -> tuple[LocalState, int]:
-    """Leave the run, evaluate the shared parameters if it is over, and save the node's inner state.
-
-    Args:
-      run, rounds, state: see there.
-      total: rounds of the run.
-      unsent: whether the node has taken local steps since the last exchange.
-      start: steps before this start.
-    """
+    """Leave the run of `total` rounds, evaluate the shared parameters if it is over, save the node's inner state."""
     every, counts, began = run.config.local.every or 1, rounds.bucket.counts, time.perf_counter()
     before = rounds.last
     try:
@@ -176,7 +154,7 @@ def local_steps(
     return Stretch(state, i, tokens, time.perf_counter() - began, whole)
 
 
-def placed(state: LocalState, shared: PyTree, own: PyTree, step: int) -> LocalState:
+def placed(state: LocalState, shared: PyTree, params: PyTree, step: int) -> LocalState:
     """The state with other parameters, shared and the node's, and the learning rate's schedule at a step."""
 
     def like(x, old):
@@ -187,7 +165,7 @@ def placed(state: LocalState, shared: PyTree, own: PyTree, step: int) -> LocalSt
 
     return state._replace(
         params=jax.tree.map(like, shared, state.params),
-        own=jax.tree.map(lambda x, old: like(x[None], old), own, state.own),
+        own=jax.tree.map(lambda x, old: like(x[None], old), params, state.own),
         inner=jax.tree.map(at_step, state.inner, is_leaf=_scheduled),
     )
 
@@ -202,7 +180,7 @@ def node_params(state: LocalState) -> PyTree:
 
 
 def enter(run: Run, number: int) -> Phase:
-    """The phase of a round; where it is new, its line."""
+    """The phase of a round; prints a line for a new one."""
     phase = phase_at(run.setup.parts.compressor.schedule, number)
     if phase.value not in run.costs:
         run.costs[phase.value] = cost_of(run.setup, phase)
@@ -214,43 +192,19 @@ def enter(run: Run, number: int) -> Phase:
 
 
 def look(run: Run, before: int, number: int, total: int, state: LocalState) -> float:
-    """Validation loss and scores of the shared parameters where a round has passed a multiple of their intervals, and
-    scores before each new phase; seconds that they took."""
+    """Validate and score the shared parameters if a round has passed their intervals, and score them before each new
+    phase; seconds that it took."""
     config, began = run.config, time.perf_counter()
     upcoming = phase_at(run.setup.parts.compressor.schedule, number)
     new_kind = all(upcoming.name != phase.name for phase in run.entered)
     every = config.local.every or 1
-
-    def is_due(interval: int) -> bool:
-        return passed(interval, before * every, number * every)
-
+    is_due = partial(passed, before=before * every, after=number * every)
     with run.recorder.untimed():
         if run.validate is not None and is_due(steps_between_validations(config, run.setup)):
             run.recorder.add(**{LOSS: run.validate(state)})
         if number < total and (new_kind or is_due(config.evaluate_every)):
             run.recorder.add(**run.evaluate(state))
     return time.perf_counter() - began
-
-
-def save_inner(run: Run, state: LocalState, steps: int) -> None:
-    """Compare what devices hold alike, and save the node's inner state, where a round has passed their intervals."""
-    config, done = run.config, state.step
-    checkpoint.check(run.manager, run.proof)
-    saves = passed(config.checkpoint_every, done - steps, done)
-    if saves or passed(config.check_replicas_every, done - steps, done):
-        check_replicas(run, done, state)
-    if saves:
-        save(run, done, state)
-
-
-def passed(interval: int, before: int, after: int) -> bool:
-    """Whether a multiple of the interval, 0 for none, lies in (before, after].
-
-    Example:
-      >>> passed(100, 90, 120), passed(100, 100, 130), passed(0, 0, 9)
-      (True, False, False)
-    """
-    return interval > 0 and after // interval > before // interval
 
 
 def join(run: Run, params: PyTree, start: int) -> jgc.rounds.Rounds:
@@ -285,7 +239,7 @@ def pause(interrupts: Interrupts, seconds: float) -> None:
 
 @contextmanager
 def events(run: Run) -> Iterator[None]:
-    """Print what `jgc.rounds` says, such as who is missing."""
+    """Print the log of `jgc.rounds`, such as the names of missing nodes."""
     handler, log = logging.Handler(), logging.getLogger("jgc.rounds")
 
     def emit(record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""rounds.jsonl of a node, a line for each start and each exchange, and what they come to."""
+"""rounds.jsonl of a node, a line for each start and each exchange, and their summary."""
 
 import json
 from collections import Counter
@@ -17,11 +17,7 @@ Line = dict[str, Any]
 
 
 def append(folder: Path, line: Line) -> None:
-    """Add a line to a run folder's file.
-
-    Raises:
-      UserError: a full disk.
-    """
+    """Add a line to a run folder's file."""
     path = folder / ROUNDS
     try:
         with open(path, "a", encoding="utf-8") as file:
@@ -39,16 +35,8 @@ def join_line(rounds: Rounds, step: int, seconds: float) -> Line:
 def exchange_line(
     rounds: Rounds, step: int, steps: int, tokens: int, outcome: Outcome | None, seconds: Any, sent: Counts
 ) -> Line:
-    """The line of an exchange.
-
-    Args:
-      rounds: this node.
-      step: its local steps so far.
-      steps, tokens: of the round whose message was sent.
-      outcome: of the exchange that ended, with overlap that of the round before; None if none did.
-      seconds: local, exchange and wall.
-      sent: requests and bytes of this exchange.
-    """
+    """The line of an exchange: `steps` and `tokens` of the round whose message was sent, the `outcome` that ended
+    (with overlap that of the round before; None if none did), and the requests and bytes `sent`."""
     line = {"step": step, "run": rounds.run, "steps": steps, "tokens": tokens, **seconds._asdict(), **sent._asdict()}
     if outcome is not None:
         line |= {name: value for name, value in outcome._asdict().items() if name != "discarded"}
@@ -57,7 +45,7 @@ def exchange_line(
 
 
 def round_text(line: Line) -> str:
-    """The line that is printed of an exchange; "" while none has ended.
+    """The printed line of an exchange; "" while none has ended.
 
     Example:
       >>> round_text({"round": 7, "members": ["a", "b"], "counted": True, "left_out": {}, "waited": 0.5, "up": 7400,
@@ -76,7 +64,7 @@ def round_text(line: Line) -> str:
 
 
 def summarised(lines: Sequence[Line], bucket: str, node: str) -> dict[str, Any]:
-    """What a node's exchanges come to, for summary.json: seconds, bytes, requests and dollars of all its starts."""
+    """A node's exchanges, for summary.json: seconds, bytes, requests and dollars of all its starts."""
     exchanges = [line for line in lines if "steps" in line]
     ended = [line for line in exchanges if "round" in line]
     counts = Counts(*(sum(line[name] for line in lines) for name in Counts._fields))
@@ -85,7 +73,6 @@ def summarised(lines: Sequence[Line], bucket: str, node: str) -> dict[str, Any]:
     others = Counter(other for line in ended for other in line["left_out"])
     longest = max(ended, key=lambda line: line["waited"], default=None)
     newest = ended[-1] if ended else None
-    cost = dollars(counts)
     return {
         "bucket": bucket,
         "node": node,
@@ -106,5 +93,5 @@ def summarised(lines: Sequence[Line], bucket: str, node: str) -> dict[str, Any]:
         "longest_wait": {"seconds": longest["waited"], "round": longest["round"]} if longest else None,
         "starts": sum("joined" in line for line in lines),
         **counts._asdict(),
-        "dollars": {"requests": cost.requests, "egress": cost.egress},
+        "dollars": dollars(counts)._asdict(),
     }

@@ -1,21 +1,19 @@
-"""What a node of rounds through a bucket begins with: its folder, its data, and what all nodes must have alike."""
+"""The set-up of a node of rounds through a bucket: its folder, its data, and the settings that nodes must share."""
 
 import dataclasses
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jgc.rounds
-from jgc.nodes.placing import place_parts
 from jgc.rounds.bucket import BucketError, NoBucket
 from jgc.rounds.names import CHECKPOINTS
-from jgc.training.data import prefetch
 from jgc.training.errors import FAILED, UserError, values_of_the_user
 from jgc.training.output.metrics import read
 from jgc.training.run.folder import CONFIG, ROUNDS
+from jgc.training.run.periodic import batches
 from jgc.training.run.setup import Setup
 from jgc.training.settings.config import Config, as_json
 from jgc.training.settings.rounds_config import outer_of
@@ -23,8 +21,8 @@ from jgc.training.settings.saved_config import FREE
 from jgc.training.steps.step import Batch
 from jgc.types import PyTree
 
-# Settings that nodes need not have alike, besides those that may change on --resume. Those of the outer optimiser and
-# the quorum are compared by `jgc.rounds`.
+# Settings that may differ between nodes, in addition to those that may change on --resume. `jgc.rounds` compares the
+# outer optimiser and the quorum.
 OF_A_NODE = frozenset(
     "rounds batch_size devices_per_node unroll_nodes deterministic local.outer_learning_rate "
     "local.outer_momentum".split()
@@ -33,14 +31,14 @@ FOREVER = 2**62  # steps
 
 
 def begun(config: Config) -> Config:
-    """The config with its run folder, and resumed if that holds a run: the same line starts and resumes a node."""
+    """The config with its run folder, resumed if that holds a run: the same command starts and resumes a node."""
     last = PurePosixPath(config.rounds.bucket).name or "bucket"
     path = Path(config.run_dir or f"runs/{last}-{config.rounds.node}")
     return dataclasses.replace(config, run_dir=str(path), resume=(path / CONFIG).exists())
 
 
 def check_bucket(config: Config) -> None:
-    """Raise UserError, before data and model are made, without a bucket or credentials. A listing, which says so."""
+    """Raise UserError, before data and model are made, without a bucket or credentials, by a listing."""
     with one_line():
         try:
             jgc.rounds.open_bucket(config.rounds.bucket).list(CHECKPOINTS)
@@ -68,25 +66,19 @@ def steps_so_far(folder: Path, saved: int) -> int:
     return max([saved, *(line["step"] for line in read(folder / ROUNDS))])
 
 
-def batches(setup: Setup, start: int) -> Generator[Batch]:
+def batches_of_node(setup: Setup, start: int) -> Generator[Batch]:
     """The batches of this node's steps from `start` on, without an end: a function of seed, node and step.
 
     Every node shuffles the data differently. In a text that keeps its order, nodes start at different places.
     """
-    config, source = setup.parts.config, setup.source
+    config = setup.parts.config
     seed = zlib.crc32(f"{config.seed} {config.rounds.node}".encode())
-    first = seed % max(1, int(source.epoch_steps(config.batch_size)))
-
-    def batch_of(step: int) -> Batch:
-        make = partial(source.batch, seed, first + step, 1, config.batch_size)
-        return place_parts(make, setup.parts.nodes)
-
-    yield from prefetch(batch_of, start, FOREVER)
+    return batches(setup, start, FOREVER, seed, seed % max(1, int(setup.source.epoch_steps(config.batch_size))))
 
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turn what a bucket or a run cannot do into a UserError."""
+    """Turn errors of a bucket or a run into a UserError."""
     try:
         yield
     except (jgc.rounds.RoundsError, BucketError) as error:
@@ -94,7 +86,7 @@ def one_line() -> Iterator[None]:
 
 
 def arguments_of(setup: Setup, params: PyTree) -> dict[str, Any]:
-    """What `jgc.rounds.check` and `join` have in common."""
+    """The common arguments of `jgc.rounds.check` and `join`."""
     config = setup.parts.config
     return {
         "bucket": config.rounds.bucket, "node": config.rounds.node, "params": params,
@@ -104,7 +96,7 @@ def arguments_of(setup: Setup, params: PyTree) -> dict[str, Any]:
 
 
 def alike(setup: Setup) -> dict[str, Any]:
-    """What all nodes must have alike, by the names of train.py's options."""
+    """The settings that all nodes must share, by the names of train.py's options."""
     return {"data": setup.source.facts, **_flat(as_json(setup.parts.config), "")}
 
 

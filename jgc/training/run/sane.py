@@ -1,4 +1,4 @@
-"""Which checkpoint is good: the newest one from which a step was taken whose loss was sane.
+"""Which checkpoint is good: the newest one followed by a step with a sane loss.
 
 The loss of step N + 1 is the first that depends on the parameters after step N, so a checkpoint proves itself one step
 after it was saved. Parameters can be finite and absurd: a loss shows that, a test for NaN does not.
@@ -29,14 +29,14 @@ class Proof:
         self._before = newest, good
 
     def follow(self, step: int, loss: float) -> None:
-        """Take note of a step's loss, that of its parameters before the update. Steps count from 1."""
+        """Record a step's loss, before its update. Steps count from 1."""
         if self.first is None:
             self.first = loss
         if self.newest is not None and step > self.newest and loss <= ABSURD * self.first:
             self.good = self.newest
 
     def saved(self, step: int) -> None:
-        """Take note of a checkpoint after a step, which is being written from now on."""
+        """Record a checkpoint after a step, which is being written from now on."""
         self._before = self.newest, self.good
         self.newest = step
 

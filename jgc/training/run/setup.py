@@ -25,44 +25,28 @@ from jgc.training.steps.optimizer import make_inner, make_optimizer, make_outer,
 from jgc.training.steps.step import Parts, TrainState, init_state, make_steps, model_state_of
 from jgc.types import Compressor, Key, Nodes, PyTree
 
-OF_SOME_DATA: dict[str, tuple[Any, str]] = {
+OF_SOME_DATA: dict[str, tuple[Any, str]] = {  # settings of some types of data, and a name of these for messages
     "window": (Text, "texts"),
     "crop": ((Streamed, Scenes), "images that are cropped at random sizes while training"),
     "threads": (Streamed, "images that are decoded while training"),
-    "shrink": (Scenes, "images with a label a pixel"),
+    "shrink": (Scenes, "images with a label per pixel"),
 }
-"""Settings of `DataConfig` that only some kinds of data have: the kinds, and their name for messages."""
-
-
 MEMORY = tuple(field.name for field in dataclasses.fields(ErrorFeedback))  # settings of a method's memory
 
 
 class Setup(NamedTuple):
-    """A run before its first step.
+    """A run before its first step."""
 
-    Attributes:
-      parts: of the step functions.
-      source: the data.
-      step: the step function, of `jgc.make_step` or `jgc.local_steps`.
-      state: the first train state.
-      costs: of every phase of the schedule.
-      values: n, the number of values in the gradient.
-    """
-
-    parts: Parts
-    source: Source
-    step: Any
-    state: TrainState
-    costs: tuple[PhaseCost, ...]
-    values: int
+    parts: Parts  # of the step functions
+    source: Source  # the data
+    step: Any  # the step function, of `jgc.make_step` or `jgc.local_steps`
+    state: TrainState  # the first train state
+    costs: tuple[PhaseCost, ...]  # of every phase of the schedule
+    values: int  # n, the number of values in the gradient
 
 
 def build(config: Config, source: Source | None = None) -> Setup:
-    """Build a run, with data that is given or the config's.
-
-    Raises:
-      UserError: a setting is wrong, or the data set is missing.
-    """
+    """Build a run, with data that is given or the config's."""
     try:
         nodes = make_nodes(config.nodes, devices_per_node=config.devices_per_node)
         source = source or data_of(config)
@@ -82,38 +66,21 @@ def build(config: Config, source: Source | None = None) -> Setup:
 
 
 def check_devices(config: Config, source: Source, carries: bool) -> None:
-    """Raise UserError where devices of a node that hold whole parameters would train another loss than one device.
+    """Raise UserError if devices of a node that hold whole parameters would train a different loss than one device.
 
-    Each of them takes the mean over its own examples, and the node the mean over its devices.
+    Each device takes the mean over its examples, and the node the mean over its devices.
     """
-    if config.devices_per_node == 1 or config.layers.shard:
+    if config.devices_per_node == 1 or config.layers.shard or not (carries or source.void):
         return
+    why = f"{config.data.name} has pixels without a label, and each device would take the mean over its labelled pixels"
     if carries:
-        raise UserError(
-            f"--devices-per-node {config.devices_per_node}: {config.model.name} carries a state from batch to batch, "
-            "which devices of a node do not divide: give --layers.shard, too, or more nodes of one device"
-        )
-    if source.void:
-        raise UserError(
-            f"--devices-per-node {config.devices_per_node}: {config.data.name} has pixels without a label, and each "
-            "device would weigh its own labelled ones: give --layers.shard, too, or more nodes of one device"
-        )
+        why = f"{config.model.name} carries a state from batch to batch, which devices of a node do not divide"
+    raise UserError(f"--devices-per-node {config.devices_per_node}: {why}: give --layers.shard, too, or more nodes of "
+                    "one device")  # fmt: skip
 
 
 def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: Key) -> Parts:
-    """The parts of the step functions.
-
-    Args:
-      config: resolved.
-      nodes: the layout.
-      model: for that data.
-      source: the data, or noise of its shapes.
-      key: of all random choices in steps.
-
-    Raises:
-      ValueError: a setting of the method or the optimiser is out of range.
-      UserError: the method's momentum contradicts the run's.
-    """
+    """The parts of the step functions; `key` is that of all random choices in steps."""
     compressor = make_compressor(config, model, steps_of_epoch(config, source))
     schedule, local = make_schedule(config), None
     if config.local.every is None:
@@ -129,18 +96,14 @@ def make_parts(config: Config, nodes: Nodes, model: Model, source: Source, key: 
 def local_parts(
     config: Config, inner: optax.GradientTransformation, compressor: Compressor, nodes: Nodes
 ) -> LocalParts:
-    """Local steps as a config has them.
-
-    Raises:
-      UserError: fragments, overlap or merge out of range; a method that keeps a momentum.
-    """
+    """Local steps as a config has them."""
     how = config.local
     assert how.every is not None
     if compressor.owns_momentum:
         corrects = hasattr(config.compressor, "momentum_correction")
         raise UserError(
-            f"--method {method_name(config.compressor)} keeps a momentum of its own, and with --local.every the outer "
-            f"optimiser has it: give {'--compressor.no-momentum-correction' if corrects else 'another method'}"
+            f"--method {method_name(config.compressor)} keeps a momentum, which with --local.every is the outer "
+            f"optimiser's: give {'--compressor.no-momentum-correction' if corrects else 'another method'}"
         )
     outer = make_outer(config)
     try:
@@ -150,14 +113,9 @@ def local_parts(
 
 
 def data_of(config: Config) -> Source:
-    """The data set that a config names.
-
-    Raises:
-      MissingDataError: the data set is missing or damaged.
-      ValueError: a setting out of range or of other data sets only; --schedule validation without validation data.
-    """
+    """The data set that a config names."""
     dataset = load_dataset(config.data.name, config.data.dir)
-    of_workload = {"window": workload_named(config.workload).window}  # which the user did not give: the model's error
+    of_workload = {"window": workload_named(config.workload).window}  # not given by the user: an error of the model
     for name, (kinds, what) in OF_SOME_DATA.items():
         given = getattr(config.data, name) not in (0, of_workload.get(name))
         if given and not isinstance(dataset, kinds):
@@ -171,23 +129,15 @@ def data_of(config: Config) -> Source:
     source = source_of(dataset, config.data.validation)
     if (config.schedule == "validation" or config.correction.every) and source.validation is None:
         asked = "--schedule validation" if config.schedule == "validation" else "--correction.every"
-        raise ValueError(
-            f"{asked} needs images held out from training: give their share, as in --data.validation 0.1"
-        )
+        raise ValueError(f"{asked} needs images held out from training: give their share, as in --data.validation 0.1")
     return source
 
 
 def model_of(config: Config, source: Source) -> Model:
-    """The model for a data set.
-
-    Raises:
-      ValueError: a setting out of range or of other models only; a model for another kind of data.
-    """
+    """The model for a data set."""
     settings: dict[str, Any] = {"norm": config.model.norm, "dtype": jnp.dtype(config.model.dtype)}
     if config.model.classes and config.model.classes < source.classes:
-        raise ValueError(
-            f"--model.classes must be at least the data set's {source.classes}, got {config.model.classes}"
-        )
+        raise ValueError(f"--model.classes must be at least {source.classes}, got {config.model.classes}")
     if config.model.stem:
         if not config.model.name.startswith("resnet"):
             raise ValueError(f"--model.stem is a setting of ResNets, not of {config.model.name}")
@@ -219,24 +169,14 @@ def with_epoch(settings: Any, epoch: int) -> Any:
 
 
 def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
-    """The method, with the run's momentum where it is to own that, and the layers that go another way.
-
-    Args:
-      config: resolved.
-      model: whose layers they are.
-      epoch: steps of one, for a method that is to measure once in each (`measure_every` 0).
-
-    Raises:
-      ValueError: a setting of the method is out of range.
-      UserError: its momentum contradicts the run's; a setting of layers does nothing.
-    """
+    """The method, with the run's momentum if it owns that, and the layers that are sent differently."""
     settings = with_epoch(config.compressor, epoch)
     if hasattr(settings, "momentum"):
         default = next(f.default for f in dataclasses.fields(settings) if f.name == "momentum")
         if settings.momentum not in (default, config.momentum):
             raise UserError(
                 f"--compressor.momentum {settings.momentum} contradicts --momentum {config.momentum}: "
-                "give --momentum alone, it goes to the optimiser or to the compressor's memory"
+                "give only --momentum, it goes to the optimiser or to the compressor's memory"
             )
         owns = getattr(settings, "momentum_correction", True)
         settings = dataclasses.replace(settings, momentum=config.momentum if owns else default)
@@ -244,15 +184,14 @@ def make_compressor(config: Config, model: Model, epoch: int = 1) -> Compressor:
 
 
 def _with_layers(config: Config, model: Model, settings: Any) -> Compressor:
-    """The method, and beside it plain top-k and the uncompressed mean for the layers that are to go so.
+    """The method, combined with top-k and the uncompressed mean for the layers of --layers.
 
-    The patterns of both are searched for in the paths of stacked parameters' layers, such as blocks/kernel/0.
+    Patterns are searched for in the paths of stacked parameters' layers, such as blocks/kernel/0.
     """
     layers = config.layers
-    if layers.dense and isinstance(settings, compress.Dense):
-        raise UserError(f"--layers.dense {layers.dense} does nothing here: the method dense sends all layers so")
-    if layers.stacked and isinstance(settings, compress.Dense):
-        raise UserError(f"--layers.stacked {layers.stacked} does nothing here: the method dense sends all layers alike")
+    for name in ("dense", "stacked"):
+        if isinstance(settings, compress.Dense) and (pattern := getattr(layers, name)):
+            raise UserError(f"--layers.{name} {pattern} does nothing here: the method dense sends all layers alike")
     if layers.value_code != "float32" and not layers.top_k:
         raise UserError(f"--layers.value-code {layers.value_code} does nothing without --layers.top-k")
     patterns = {FIRST: model.first_layer, LAST: model.last_layer}

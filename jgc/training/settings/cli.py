@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 def in_company(action: Callable[[], int]) -> int:
-    """`exit_code_of`, but a process of a team exits at once on failure: JAX's shutdown would wait for the others."""
+    """`exit_code_of`, but a process of a team exits hard on failure: JAX's shutdown would wait for the others."""
 
     def started() -> bool:
         return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
@@ -77,21 +77,17 @@ def exit_code_of(action: Callable[[], int]) -> int:
         return 130
     except MissingDataError as error:
         say(f"error: {error}")
-        return FAILED
     except ModuleNotFoundError as error:
         say(explain(error))
-        return FAILED
     except MemoryError as error:
         say(f"error: out of memory ({error}): fewer examples in a step, or a smaller model, may fit")
-        return FAILED
     except BrokenPipeError:
         leave_stdout()
         say("error: nobody reads standard output any more")
-        return FAILED
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         say(f"error: {where}{reason(error)}")
-        return FAILED
+    return FAILED
 
 
 def quiet() -> None:
@@ -106,23 +102,20 @@ def quiet() -> None:
 
 
 def _drop_closed_loops(unraisable: Any) -> None:
-    """Ignore "Event loop is closed": a failed write of Orbax leaves callbacks that Python would print one by one."""
+    """Ignore "Event loop is closed": after a failed write of Orbax, Python would print it for every callback."""
     if "Event loop is closed" not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
 def parse(argv: Sequence[str], program: str = PROGRAM) -> Config:
-    """The resolved config for a command line.
-
-    Raises:
-      UserError: an unknown option, a value that does not fit, or a config file that does not work.
-      SystemExit: after --help.
-    """
+    """The resolved config for a command line."""
     path, rest = _take(argv, "--config")
     method, rest = _take(rest, "--method")
     wants_help = any(word in ("-h", "--help") for word in rest)
     if path is None and method is None:
-        _check_names(rest)
+        for name in (word.partition("=")[0] for word in rest):  # --method or --config with a typing error
+            if hint := did_you_mean(name, ["--method", "--config"], cutoff=0.85):
+                raise UserError(f"unknown option {name}{hint}")
         method = DEFAULT_METHOD if wants_help else None
     config = given_config(None if path is None else Path(path), method)
     workload, _ = _take(rest, "--workload")
@@ -137,40 +130,22 @@ def parse(argv: Sequence[str], program: str = PROGRAM) -> Config:
     return with_options(config, rest, of_file, program)
 
 
-def with_options(
-    config: Config, argv: Sequence[str], dense: str | None = None, program: str = PROGRAM
-) -> Config:
-    """A config changed by the options of a command line.
-
-    Args:
-      config: resolved.
-      argv: the options.
-      dense: `--layers.dense` as a config file has it; that of the options comes first.
-      program: its name in messages.
-
-    Raises:
-      UserError: an unknown option, or a value that does not fit it; a first layer of a model that has none.
-      SystemExit: after --help.
-    """
+def with_options(config: Config, argv: Sequence[str], dense: str | None = None, program: str = PROGRAM) -> Config:
+    """A resolved config changed by the options of a command line; `dense`: --layers.dense of a config file."""
     kind: Any = Config[type(config.compressor)]  # type: ignore[misc]
-    changed: Config = read(kind, argv, program, config, _about(config, program))
-    asked, _ = _take(argv, "--layers.dense")
-    _check_first_layer(dense if asked is None else asked, changed.model.name)
-    workload = workload_named(changed.workload)
-    named = [
-        name for name in ("optimizer", "schedule") if getattr(changed, name) == "workload"
-    ]  # given in so many words
-    filled = {name: getattr(workload, name) for name in named}
-    return dataclasses.replace(changed, layers=layers_of(changed, workload), **filled)
-
-
-def _check_first_layer(dense: str | None, model: str) -> None:
-    """Raise UserError if "first" was asked for a model without a first layer. As a method's default it passes."""
-    if dense == FIRST and model in MODELS and not make_model(model, 1).first_layer:
+    about = ABOUT.format(program=program, methods=", ".join(METHODS), method=method_name(config.compressor))
+    changed: Config = read(kind, argv, program, config, about)
+    asked, model = _take(argv, "--layers.dense")[0], changed.model.name
+    # as a method's default it passes
+    if (dense if asked is None else asked) == FIRST and model in MODELS and not make_model(model, 1).first_layer:
         raise UserError(
             f"--layers.dense {FIRST} does nothing here: {model} begins with an embedding and has no first layer: "
             "give a pattern of layers, or leave the option out"
         )
+    workload = workload_named(changed.workload)
+    named = [name for name in ("optimizer", "schedule") if getattr(changed, name) == "workload"]  # given literally
+    filled = {name: getattr(workload, name) for name in named}
+    return dataclasses.replace(changed, layers=layers_of(changed, workload), **filled)
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
@@ -188,20 +163,8 @@ def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def _check_names(words: Sequence[str]) -> None:
-    """Raise UserError for --method or --config with a typing error."""
-    for word in words:
-        name = word.partition("=")[0]
-        if hint := did_you_mean(name, ["--method", "--config"], cutoff=0.85):
-            raise UserError(f"unknown option {name}{hint}")
-
-
 def given_config(path: Path | None, method: str | None) -> Config:
-    """The config of a file, or the default one of a method.
-
-    Raises:
-      UserError: none or both are given, the file does not work, or there is no such method.
-    """
+    """The config of a file, or the default one of a method."""
     if path is not None and method is not None:
         raise UserError(f"give --config {path} or --method {method}, not both")
     if path is not None:
@@ -214,13 +177,10 @@ def given_config(path: Path | None, method: str | None) -> Config:
 
 
 def load_config(path: Path) -> Config:
-    """The result of a config file's `get_config()`.
-
-    Raises:
-      UserError: the file is missing or fails.
-    """
+    """The result of a config file's `get_config()`."""
     if not path.is_file():
-        known = _config_files(path.parent if path.parent.is_dir() else CONFIGS)
+        folder = path.parent if path.parent.is_dir() else CONFIGS
+        known = sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
         close = did_you_mean(path.stem, [Path(name).stem for name in known])
         raise UserError(f"no config file {path}{close} (there are {', '.join(known) or 'none'})")
     try:
@@ -242,14 +202,10 @@ def load_config(path: Path) -> Config:
     return config
 
 
-def _config_files(folder: Path) -> list[str]:
-    return sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
-
-
 ABOUT = """Train a network with compressed gradients; ends with a table of accuracy, time and bytes by phase.
 
---method NAME names the method, one of {methods}. In place of it, --config FILE is a Python file whose get_config()
-returns a Config. The defaults below are those of {method} and of its workload; --method NAME --help shows another's.
+--method NAME names the method, one of {methods}. Alternatively, --config FILE is a Python file whose get_config()
+returns a Config. The defaults below are for {method} and its workload; --method NAME --help shows those of NAME.
 
     {program} --method lgc_ps
 
@@ -260,10 +216,6 @@ returns a Config. The defaults below are those of {method} and of its workload; 
      compressed     240    97.78 %    0.056   2.39 kB   1.99 kB   651.2x     782x
 
 Settings, metrics, checkpoints and pictures go to --run-dir; --resume goes on with a run that was stopped."""
-
-
-def _about(config: Config, program: str) -> str:
-    return ABOUT.format(program=program, methods=", ".join(METHODS), method=method_name(config.compressor))
 
 
 def resume_command(argv: Sequence[str], program: str = PROGRAM) -> str:

@@ -1,18 +1,16 @@
 """The configuration of a run: frozen dataclasses, completed by a workload, overridden on the command line.
 
-A value comes from the first of these that sets it:
-  1. the command line;
-  2. the config file, if it differs from the default of the field's class;
-  3. the workload (`--workload`);
-  4. the class's default.
-`resolve` does 3. A field that a workload may fill in has an impossible default (-1, "", "workload"), so an explicit
-value always counts. A compressor's settings have real defaults: a config file that sets one of them to its default
-is overruled by the workload; set it on the command line instead.
+A value comes from the first of these that sets it: the command line; the config file, if it differs from the default of
+the field's class; the workload (`--workload`), by `resolve`; the class's default. A field that a workload may fill in
+has an impossible default (-1, "", "workload"), so an explicit value always counts. A compressor's settings have real
+defaults: a workload overrides a config file that sets one of them to its default; set it on the command line instead.
 """
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -37,17 +35,18 @@ class DataConfig:
     name: str = ""
     """data set: digits, cifar10, cifar100, camvid, food101, imagenet, ptb, ptb_characters, tiny_imagenet"""
     dir: Annotated[str | None, tyro.conf.arg(name="data-dir", prefix_name=False)] = None
-    """folder of prepared data sets; if not given, TensorFlow Datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets"""
+    """folder of prepared data sets; if not given, TensorFlow Datasets' default: $TFDS_DATA_DIR or
+    ~/tensorflow_datasets"""
     window: int = 0
     """of a text: words of each stream in a step, the length of back-propagation; if not given, the workload's"""
     crop: int = 0
-    """of images that are cropped at random: pixels on each side of a crop; 0: the data set's own"""
+    """of images that are cropped at random: pixels on each side of a crop; 0: the data set's size"""
     threads: int = 0
     """of images that are decoded while training: number of decoding threads; 0: one per processor"""
     shrink: int = 0
     """of images with a label per pixel: factor by which all images, test images too, are made smaller; 0: 1"""
     validation: float = 0.0
-    """share of the training images held out for a validation loss; ptb and camvid have their own validation data"""
+    """share of the training images held out for a validation loss; ptb and camvid come with validation data"""
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LayersConfig:
-    """Layers that are sent in another way than by the compressor, and what a layer is. Patterns are regular
-    expressions, searched for in the parameters' paths, such as ^head/."""
+    """Layers that the compressor does not send. Patterns are regular expressions, searched for in the parameters'
+    paths, such as ^head/."""
 
     dense: str | None = None
     """pattern of layers sent uncompressed, "first" for the model's first layer, "" for none; if not given, the
@@ -79,12 +78,12 @@ class LayersConfig:
     """pattern of layers sent by plain top-k after the uncompressed steps, "last" for the model's last layer, "" for
     none; if not given, the workload's or the method's"""
     value_code: ValueCode = "float32"
-    """how values of the top-k layers are written; what a shorter code loses stays in the residual"""
+    """value code of the top-k layers; quantisation error goes to the residual"""
     shard: bool = False
     """divide each parameter of two or more dimensions among the devices of its node (FSDP), in its largest dimension
     that they divide evenly; each device then compresses its own shards. Needs --devices-per-node"""
     stacked: str = ""
-    """pattern of parameters [L, ...] that hold L layers, as jax.lax.scan has them: each is compressed by itself"""
+    """pattern of parameters [L, ...] that hold L layers, as with jax.lax.scan: each layer is compressed separately"""
 
 
 @dataclass(frozen=True)
@@ -114,9 +113,9 @@ class RecordConfig:
     max_megabytes: float = 1000.0
     """limit of the whole recording; a run that would exceed it does not start"""
     dtype: Literal["float32", "float16"] = "float32"
-    """float16 halves the files; each array then has a scale beside it"""
+    """float16 halves the files; each array then has a scale"""
     residuals: bool = False
-    """record each node's residuals of these layers too, as they are before the step"""
+    """record each node's residuals of these layers too, from before the step"""
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class DistributedConfig:
 
 @dataclass(frozen=True)
 class Config(Generic[M]):
-    """Settings of a run. The compressor's own are those of its method's dataclass."""
+    """Settings of a run; the compressor's are those of its method's dataclass."""
 
     compressor: M
     workload: str = DEFAULT
@@ -189,7 +188,7 @@ class Config(Generic[M]):
     """compute the gradients of a device's nodes one after another (yes) or together under vmap (no); auto: one after
     another on CPU, together on GPU and TPU, which is faster"""
     deterministic: bool = False
-    """on a GPU the same bits from the same step, also if it is compiled anew or the run was resumed; slower"""
+    """on a GPU the same bits from the same step, also if it is compiled again or the run was resumed; slower"""
     run_dir: str | None = None
     """folder of the run; a new one in runs/ if not given"""
     resume: bool = False
@@ -207,24 +206,18 @@ class Config(Generic[M]):
     checkpoint_every: int = OPEN
     """steps between two checkpoints, in addition to the one at the end; 0: only that one"""
     check_replicas_every: int = 100
-    """steps between two comparisons of what devices should hold alike, in addition to one at every checkpoint; 0: only
-    those"""
+    """steps between two comparisons of the devices' copies, in addition to one at every checkpoint; 0: only those"""
     record: RecordConfig = field(default_factory=RecordConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
-GROUPS: dict[str, Any] = {
+GROUPS: dict[str, Any] = {  # nested dataclasses of `Config` by field name, without the compressor's
     f.name: f.default_factory for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)
 }
-"""Nested dataclasses of `Config` by field name, without the compressor's."""
 
 
 def resolve(config: Config) -> Config:
-    """The config completed by its workload.
-
-    Raises:
-      UserError: an unknown workload.
-    """
+    """The config completed by its workload."""
     workload = workload_named(config.workload)
     changes: dict[str, Any] = {
         name: getattr(workload, name) for name in open_fields() if getattr(config, name) in (OPEN, "workload")
@@ -232,31 +225,19 @@ def resolve(config: Config) -> Config:
     if config.rounds.bucket:  # this process is one node
         of_one = {"nodes": 1, "batch_size": max(1, workload.batch_size // workload.nodes)}
         changes |= {name: value for name, value in of_one.items() if name in changes}
+    data, model = config.data, config.model
     return dataclasses.replace(
-        config,
-        **changes,
-        data=dataclasses.replace(
-            config.data,
-            name=config.data.name or workload.dataset,
-            window=config.data.window or workload.window,
-        ),
-        model=dataclasses.replace(
-            config.model,
-            name=config.model.name or workload.model,
-            norm=config.model.norm or workload.norm,
-            classes=config.model.classes or workload.classes,
-        ),
-        layers=layers_of(config, workload),
-        compressor=_with_workload(config.compressor, workload),
-    )
+        config, **changes, layers=layers_of(config, workload), compressor=_with_workload(config.compressor, workload),
+        data=dataclasses.replace(data, name=data.name or workload.dataset, window=data.window or workload.window),
+        model=dataclasses.replace(model, name=model.name or workload.model, norm=model.norm or workload.norm,
+                                  classes=model.classes or workload.classes),
+    )  # fmt: skip
 
 
 def layers_of(config: Config, workload: Workload) -> LayersConfig:
-    """The layers that go another way, with the workload's for this method where none are given."""
-    method = method_name(config.compressor)
-    patterns = (
-        {"dense": "", "top_k": ""} | dict(compress.METHODS[method].layers) | dict(workload.layers.get(method, {}))
-    )
+    """The layers that are sent differently, with the workload's for this method if none are given."""
+    name = method_name(config.compressor)
+    patterns = {"dense": "", "top_k": "", **compress.METHODS[name].layers, **workload.layers.get(name, {})}
     chosen = {name: x for name in patterns if (x := getattr(config.layers, name)) is not None}
     return dataclasses.replace(config.layers, **patterns | chosen)
 
@@ -268,29 +249,34 @@ def open_fields() -> list[str]:
 
 def _with_workload(settings: Any, workload: Workload) -> Any:
     """A compressor's settings; those at the class's default take the workload's value."""
-    of_workload = {"warmup_steps": workload.warmup_steps, "autoencoder_steps": workload.autoencoder_steps}
-    of_workload |= workload.compressor
-    of_workload |= workload.methods.get(method_name(settings), {})
-    defaults = {f.name: f.default for f in dataclasses.fields(settings)}
-    names = [name for name in of_workload if name in defaults and getattr(settings, name) == defaults[name]]
-    return dataclasses.replace(settings, **{name: of_workload[name] for name in names})
+    filled = {"warmup_steps": workload.warmup_steps, "autoencoder_steps": workload.autoencoder_steps}
+    filled |= {**workload.compressor, **workload.methods.get(method_name(settings), {})}
+    open_names = {f.name for f in dataclasses.fields(settings) if getattr(settings, f.name) == f.default}
+    return dataclasses.replace(settings, **{name: x for name, x in filled.items() if name in open_names})
+
+
+RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # options, whether a value fits, in words
+    ("nodes devices_per_node steps batch_size schedule_steps log_every", lambda x: x >= 1, "at least 1"),
+    ("learning_rate_warmup evaluate_every diagnose_every checkpoint_every check_replicas_every seed data.crop "
+     "data.threads", lambda x: x >= 0, "at least 0"),
+    ("correction.every record.every", lambda x: x >= 0, "at least 0 steps"),
+    ("nodes", lambda x: x <= MOST_NODES, f"at most {MOST_NODES:,}"),
+    ("seed", lambda x: x < 2**32, "below 2**32"),
+    ("learning_rate record.max_megabytes", lambda x: 0 < x < float("inf"), "positive"),
+    ("momentum adam_beta2", lambda x: 0 <= x < 1, "in [0, 1)"),
+    ("weight_decay clip_norm", lambda x: 0 <= x < float("inf"), "at least 0"),
+    ("data.validation", lambda x: 0 <= x < 1, "a share of the images, at least 0 and below 1 (0.1)"),
+    ("distributed.timeout distributed.connect_timeout", lambda x: 1 <= x <= 10**6, "from 1 to 1000000 seconds"),
+)  # fmt: skip
 
 
 def check(config: Config) -> None:
-    """Raise UserError for a setting out of range. The compressor checks its own when it is built."""
+    """Raise UserError for a setting out of range. The compressor checks its settings when it is built."""
     check_rounds(config)
-    for name in ("nodes", "devices_per_node", "steps", "batch_size", "schedule_steps", "log_every"):
-        _require(getattr(config, name) >= 1, config, name, "at least 1")
-    for name in ("learning_rate_warmup", "evaluate_every", "diagnose_every", "checkpoint_every", "check_replicas_every",
-                 "seed"):  # fmt: skip
-        _require(getattr(config, name) >= 0, config, name, "at least 0")
-    _require(config.nodes <= MOST_NODES, config, "nodes", f"at most {MOST_NODES:,}")
-    _require(config.seed < 2**32, config, "seed", "below 2**32")
-    _require(0 < config.learning_rate < float("inf"), config, "learning_rate", "positive")
-    _require(0 <= config.momentum < 1, config, "momentum", "in [0, 1)")
-    _require(0 <= config.adam_beta2 < 1, config, "adam_beta2", "in [0, 1)")
-    for name in ("weight_decay", "clip_norm"):
-        _require(0 <= getattr(config, name) < float("inf"), config, name, "at least 0")
+    for names, fits, words in RANGES:
+        for name in names.split():
+            if not fits(value := attrgetter(name)(config)):
+                raise UserError(f"--{name.replace('_', '-')} must be {words}, got {value}")
     if config.batch_size % config.nodes:
         down = config.batch_size // config.nodes * config.nodes
         near = f"{down} or {down + config.nodes}" if down else f"{config.nodes}"
@@ -306,22 +292,6 @@ def check(config: Config) -> None:
         )
     if config.layers.shard and config.devices_per_node == 1:
         raise UserError("--layers.shard divides parameters among the devices of a node: give --devices-per-node, too")
-    if not 0 <= config.data.validation < 1:
-        raise UserError(f"--data.validation must be a share of the images, at least 0 and below 1 (0.1), got "
-                        f"{config.data.validation}")  # fmt: skip
-    for name in ("crop", "threads"):
-        if getattr(config.data, name) < 0:
-            raise UserError(f"--data.{name} must be at least 0, got {getattr(config.data, name)}")
-    if config.correction.every < 0:
-        raise UserError(f"--correction.every must be at least 0 steps, got {config.correction.every}")
-    if config.record.every < 0:
-        raise UserError(f"--record.every must be at least 0 steps, got {config.record.every}")
-    if not 0 < config.record.max_megabytes < float("inf"):
-        raise UserError(f"--record.max-megabytes must be positive, got {config.record.max_megabytes}")
-    for name in ("timeout", "connect_timeout"):
-        seconds = getattr(config.distributed, name)
-        if not 1 <= seconds <= 10**6:
-            raise UserError(f"--distributed.{name.replace('_', '-')} must be from 1 to 1000000 seconds, got {seconds}")
     if not config.resume:  # a run of an early version may have them
         by_loss = config.schedule == "validation"
         _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")
@@ -350,11 +320,6 @@ def _check_used(part: Any, group: str, free: tuple[str, ...], used: bool, needed
         value = getattr(part, setting.name)
         if not used and setting.name not in free and value != setting.default:
             raise UserError(f"--{group}.{setting.name.replace('_', '-')} {value} does nothing without {needed}")
-
-
-def _require(holds: bool, config: Config, name: str, what: str) -> None:
-    if not holds:
-        raise UserError(f"--{name.replace('_', '-')} must be {what}, got {getattr(config, name)}")
 
 
 def as_json(config: Config) -> dict[str, Any]:

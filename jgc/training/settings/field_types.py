@@ -16,26 +16,15 @@ def wrong_value(settings: Any, prefix: str = "") -> str:
     """
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
-        hint, value, name = (
-            hints[field.name],
-            getattr(settings, field.name),
-            f"{prefix}{field.name}",
-        )
-        inner = get_origin(hint) or hint
-        # the compressor's settings are of any class
-        if dataclasses.is_dataclass(inner) or isinstance(hint, TypeVar):
-            kind = inner if dataclasses.is_dataclass(inner) else object
-            is_settings = dataclasses.is_dataclass(value) and not isinstance(value, type)
-            if not is_settings or not isinstance(value, kind):  # type: ignore[arg-type]
-                what = (
-                    getattr(kind, "__name__", "")
-                    if kind is not object
-                    else "the settings of a method, as TopK()"
-                )
-                return f"{name} must be {what}, got {value!r}"
+        hint, value, name = hints[field.name], getattr(settings, field.name), f"{prefix}{field.name}"
+        inner = object if isinstance(hint, TypeVar) else get_origin(hint) or hint  # object: any method's settings
+        if inner is not object and not dataclasses.is_dataclass(inner):
+            wrong = "" if fits(hint, value) else f"{name} must be {words(hint)}, got {value!r}"
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type) and isinstance(value, inner):  # type: ignore[arg-type]
             wrong = wrong_value(value, f"{name}.")
         else:
-            wrong = "" if fits(hint, value) else f"{name} must be {words(hint)}, got {value!r}"
+            what = "the settings of a method, as TopK()" if inner is object else getattr(inner, "__name__", "")
+            wrong = f"{name} must be {what}, got {value!r}"
         if wrong:
             return wrong
     return ""

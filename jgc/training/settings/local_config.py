@@ -9,7 +9,7 @@ from jgc.training.errors import UserError
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """Local steps: every node takes steps of its own, and the nodes exchange pseudo-gradients (docs/local_steps.md).
+    """Local steps: every node takes steps by itself, and the nodes exchange pseudo-gradients (docs/local_steps.md).
     The method's phases and --record.every then count exchanges."""
 
     every: int | None = None
@@ -23,19 +23,16 @@ class LocalConfig:
     overlap: int = 0
     """steps from an exchange to the outer step with its result, from 0 to H - 1"""
     merge: float = 0.0
-    """share of its own parameters that a node keeps when it takes over the shared ones, in [0, 1)"""
+    """fraction of the node's parameters that it keeps when it takes over the shared ones, in [0, 1)"""
 
 
 def check_local(config: Any) -> None:
-    """Raise UserError for a setting of local steps that is out of range, or does nothing.
-
-    The number of fragments, overlap and merge are checked by `jgc.local_steps`.
-    """
+    """Raise UserError for a setting that is out of range or does nothing; `jgc.local_steps` checks the others."""
     local = config.local
     if local.every is None:
         for field in dataclasses.fields(local):
-            if getattr(local, field.name) != field.default:
-                name, value = field.name.replace("_", "-"), getattr(local, field.name)
+            if (value := getattr(local, field.name)) != field.default:
+                name = field.name.replace("_", "-")
                 raise UserError(f"--local.{name} {value} does nothing without --local.every, the steps of a round")
         return
     if local.every < 1:
@@ -51,7 +48,7 @@ def check_local(config: Any) -> None:
     if not 0 <= local.outer_momentum < 1:
         raise UserError(f"--local.outer-momentum must be in [0, 1), got {local.outer_momentum}")
     if config.schedule == "validation":
-        raise UserError("--schedule validation lowers one rate for all nodes, and with --local.every each has its own: "
-                        "use cosine or another schedule")  # fmt: skip
+        raise UserError("--schedule validation lowers one rate for all nodes, and with --local.every each node has a "
+                        "rate: use cosine or another schedule")  # fmt: skip
     if config.record.every and local.fragments > 1:
         raise UserError(f"--record.every needs --local.fragments 1, got {local.fragments}: a file has all layers")

@@ -1,7 +1,7 @@
 """Read a command line by tyro, after checks whose errors are one line.
 
 tyro prints errors as a box of many lines and has no public hook to change that. `check` therefore compares the options
-with the type hints first; tyro's own checks come second.
+with the type hints first.
 """
 
 import inspect
@@ -20,19 +20,12 @@ UNLIMITED = 10**9
 
 
 class Option(NamedTuple):
-    """An option or a positional argument of a command.
+    """An option or a positional argument of a command."""
 
-    Attributes:
-      name: --compressor.alpha, or the plain name of a positional argument.
-      hint: its type, None for a flag.
-      required: whether it has no default.
-      most: values that follow it at most.
-    """
-
-    name: str
-    hint: Any
-    required: bool
-    most: int
+    name: str  # --compressor.alpha, or the plain name of a positional argument
+    hint: Any  # its type, None for a flag
+    required: bool  # whether it has no default
+    most: int  # values that follow it at most
 
 
 def read(
@@ -40,16 +33,8 @@ def read(
 ) -> Any:
     """Call a dataclass or function with the options of a command line.
 
-    Args:
-      target: a dataclass or function with type hints.
-      argv: the words after the program's name.
-      prog: the program's name in --help.
-      default: of a dataclass, the instance that options change.
-      description: the first paragraph of --help; the docstring if not given.
-
-    Raises:
-      UserError: one line on an option or value that does not fit.
-      SystemExit: after --help.
+    `default` is the instance of a dataclass that options change, `description` the first paragraph of --help, the
+    docstring if not given. Raises UserError for an option or value that does not fit, SystemExit after --help.
     """
     wants_help = "--help" in argv or "-h" in argv
     if not wants_help:
@@ -78,7 +63,7 @@ def options_of(target: Callable[..., Any], default: Any = None, prefix: str = ""
         if is_dataclass(inner):
             options += options_of(inner, value, f"{words}.")  # type: ignore[arg-type]
         elif hint is bool:
-            options += [Option(f"--{prefix}{no}{words[len(prefix):]}", None, False, 0) for no in ("", "no-")]
+            options += [Option(f"--{prefix}{no}{words[len(prefix) :]}", None, False, 0) for no in ("", "no-")]
         else:
             many = get_origin(hint) is tuple and tyro.conf.UseAppendAction not in marks
             positional = tyro.conf.Positional in marks
@@ -94,9 +79,6 @@ def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def check(argv: Sequence[str], options: Iterable[Option], prog: str) -> None:
     """Check a command line against the options.
-
-    Raises:
-      UserError: an unknown or missing option, or a value that does not fit.
 
     Example:
       >>> check(["--stpes", "3"], [Option("--steps", int, False, 1)], "train.py")
@@ -124,7 +106,7 @@ def _named(name: str, known: dict[str, Option]) -> Option:
     if name in known and name.startswith("--"):
         return known[name]
     names = [*(word for word in known if word.startswith("--")), "--config", "--method", "--help"]
-    names = [word for word in names if word != name]  # --method is no option of `--set`, and no cure for itself
+    names = [word for word in names if word != name]  # --method is no option of `--set`: no hint for itself
     raise UserError(f"unknown option {name}{did_you_mean(name, names) or '; --help lists them all'}")
 
 
@@ -150,7 +132,7 @@ def _check_rest(spare: list[str], seen: set[str], known: dict[str, Option], prog
     seen |= {option.name for option, _ in zip(places, spare, strict=False)}
     missing = [option.name for option in known.values() if option.required and option.name not in seen]
     if missing:
-        raise UserError(f"{' and '.join(missing)} must be given; {prog} --help says what for")
+        raise UserError(f"{' and '.join(missing)} must be given; see {prog} --help")
 
 
 def wanted(hint: Any, text: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RoundsConfig:
     """Rounds: this process is one node, and meets others in a bucket after every --local.every steps. Nodes may come
-    and go (docs/rounds.md). The same line starts and resumes a node; a round of all nodes counts as H steps."""
+    and go (docs/rounds.md). The same command starts and resumes a node; a round of all nodes counts as H steps."""
 
     bucket: str = ""
     """s3://bucket/run7, gs://..., az://... with credentials in the environment, or a folder that all nodes see"""
@@ -29,9 +29,9 @@ class RoundsConfig:
     start: int = 0
     """nodes that the first round waits for before its grace begins; 0: the quorum"""
     grace: float = 60.0
-    """seconds that a quorum waits for nodes that are expected and do not come"""
+    """seconds that a quorum waits for missing nodes"""
     timeout: float = 3600.0
-    """seconds in one round after which a line names who is missing"""
+    """seconds in one round after which a line names the missing nodes"""
     end: bool = False
     """end the process then, instead of waiting on"""
     checkpoint_every: int = 20
@@ -43,8 +43,8 @@ class RoundsConfig:
     overlap: bool = False
     """exchange while the next round's local steps run; costs loss, see docs/rounds.md"""
     merge: float | Literal["eager"] | None = None
-    """with overlap, the share of its movement in a round that a node keeps until the mean arrives, in [0, 1]; or eager:
-    its share of the mean goes through the outer step at once, and is corrected when the mean arrives"""
+    """with overlap, the fraction of its movement in a round that a node keeps until the mean arrives, in [0, 1]; or
+    eager: its share of the mean goes through the outer step immediately, and is corrected when the mean arrives"""
     outer: Literal["sgd", "adamw"] = "sgd"
     """outer optimiser. Its rate is --local.outer-learning-rate, its (Nesterov) momentum or beta1
     --local.outer-momentum"""
@@ -58,11 +58,7 @@ class RoundsConfig:
 
 
 def outer_of(config: Any) -> "Outer":
-    """The outer optimiser.
-
-    Raises:
-      ValueError: a setting out of range.
-    """
+    """The outer optimiser."""
     local = config.local
     if config.rounds.outer == "adamw":
         return AdamW(local.outer_learning_rate, b1=local.outer_momentum, b2=config.rounds.outer_beta2)
@@ -109,12 +105,10 @@ def _check_others(config: Any) -> None:
     """Raise UserError for settings that do not go with a bucket."""
     team, local = config.distributed, config.local
     if config.nodes != 1:
-        raise UserError(
-            f"--nodes {config.nodes} does not go with --rounds.bucket: a process is one node, and further nodes are "
-            "further processes with other names"
-        )
+        raise UserError(f"--nodes {config.nodes} does not go with --rounds.bucket: a process is one node, and further "
+                        "nodes are further processes with other names")  # fmt: skip
     if team.coordinator or team.auto or team.num_processes or team.process_id != -1:
-        raise UserError("--distributed does not go with --rounds.bucket: processes meet in the bucket alone")
+        raise UserError("--distributed does not go with --rounds.bucket: processes meet only in the bucket")
     if local.every is None:
         raise UserError("--rounds.bucket needs --local.every H, the steps of a round")
     for name in ("fragments", "overlap", "merge"):

@@ -7,8 +7,7 @@ from jgc import compress
 from jgc.training.settings.config import GROUPS, OPEN, Config, open_fields
 from jgc.training.settings.workloads import WORKLOADS
 
-# Settings that may change on --resume. Recording may not, though it does not change the run: the recording would have
-# gaps that its reader cannot see.
+# Settings that may change on --resume. Recording may not: the recording would have gaps that its reader cannot see.
 FREE = frozenset(
     "steps run_dir resume compile_cache nodes distributed data.dir data.threads log_every evaluate_every "
     "diagnose_every checkpoint_every check_replicas_every record.max_megabytes "
@@ -16,7 +15,7 @@ FREE = frozenset(
     "rounds.overlap rounds.merge".split()
 )
 
-# Settings that are gone, with the defaults that they had: a run that had these may go on.
+# Deleted settings, with the defaults that they had: a run that had these may go on.
 GONE: dict[str, dict[str, Any]] = {
     "compressor": {
         "positions": "own", "candidates": 64, "rows": 0,  # of sparse methods
@@ -28,8 +27,7 @@ GONE: dict[str, dict[str, Any]] = {
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's config.json completed by settings added since, from the workload or the defaults, without those that are
-    gone.
+    """A run's config.json with settings added since, from the workload or the defaults, and without deleted ones.
 
     Example:
       >>> completed({"method": "topk", "compressor": {"alpha": 0.1}})["compressor"]["strategy"]
@@ -49,7 +47,7 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_gone(name: str, kind: type, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings without those that are gone and had their defaults."""
+    """Settings without deleted ones that had their defaults."""
     fields, gone = {f.name for f in dataclasses.fields(kind)}, GONE.get(name, {})
     return {key: x for key, x in settings.items() if key in fields or key not in gone or x != gone[key]}
 
@@ -61,12 +59,7 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Differences between two resolved configs in settings that --resume must not change.
-
-    Example:
-      >>> differences({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
-      ['seed was 0, is 1']
-    """
+    """Differences between two resolved configs in settings that --resume must not change."""
     lines = []
     for name in [*new, *(name for name in old if name not in new)]:
         path = f"{prefix}{name}"

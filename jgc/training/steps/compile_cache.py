@@ -1,7 +1,7 @@
 """Compiled programs that a run keeps for its next start (`--compile-cache`), in JAX's own persistent cache.
 
-JAX writes entries in place. A process that is killed meanwhile leaves a part of one, which JAX would complain of at
-every later start and never write anew: such entries go.
+JAX writes entries in place. A process that is killed meanwhile leaves a truncated entry that JAX rejects at every start
+and never rewrites: such entries are deleted.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,10 @@ FOLDER = "programs"  # in the run folder
 
 @contextmanager
 def kept_programs(setting: str, run_dir: Path, writes: bool) -> Iterator[None]:
-    """Keep what is compiled in the block, and take what an earlier start has compiled.
+    """Keep the block's compiled programs, and use those of earlier starts.
 
-    A folder that JAX has already been told of, as by JAX_COMPILATION_CACHE_DIR, stays where there is no setting.
-
-    Args:
-      setting: --compile-cache.
-      run_dir: of the run.
-      writes: whether this process may delete entries.
+    Without a `setting` (--compile-cache), a folder that JAX has already (JAX_COMPILATION_CACHE_DIR) stays in use.
+    `writes`: whether this process may delete entries.
     """
     before: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     if before is not None and not setting:
@@ -53,10 +49,7 @@ def folder_of(setting: str, run_dir: Path) -> str | None:
 
 
 def drop_damaged(folder: Path) -> None:
-    """Delete the entries that a killed process has left half-written.
-
-    Entries of another compression stay: another environment, with zstd or without, may have made them.
-    """
+    """Delete truncated entries, except those compressed differently, by an environment with or without zstd."""
     from jax._src.compilation_cache import compress_executable, decompress_executable
 
     mark = compress_executable(b"")[:1]

@@ -12,27 +12,16 @@ from jgc.wire.account import compression_ratio, logical_bytes, physical_bytes, s
 
 
 class PhaseCost(NamedTuple):
-    """Bytes of one phase.
+    """Bytes of one phase."""
 
-    Attributes:
-      phase: the phase.
-      wire: in this run's layout; without physical bytes if one device holds all nodes.
-      apart: with one node per device, for the physical bytes.
-      dense: one node's uncompressed gradient.
-      leader: uplink of the leader in a step; a worker's if the method has no leader.
-      worker: uplink of each other node in a step.
-      up: uplink of all nodes in a step.
-      once: sent once to all nodes on entering the phase, such as trained weights.
-    """
-
-    phase: Phase
-    wire: Wire
-    apart: Wire
-    dense: float
-    leader: float
-    worker: float
-    up: float
-    once: float
+    phase: Phase  # the phase
+    wire: Wire  # in this run's layout; without physical bytes if one device holds all nodes
+    apart: Wire  # with one node per device, for the physical bytes
+    dense: float  # one node's uncompressed gradient
+    leader: float  # uplink of the leader in a step; a worker's if the method has no leader
+    worker: float  # uplink of each other node in a step
+    up: float  # uplink of all nodes in a step
+    once: float  # sent once to all nodes on entering the phase, such as trained weights
 
     @property
     def compresses(self) -> bool:

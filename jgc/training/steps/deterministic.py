@@ -1,7 +1,7 @@
-"""`--deterministic`: flags of XLA for GPU, by which a step has the same bits in every call and every compilation.
+"""`--deterministic`: flags of XLA for GPU that give a step the same bits in every call and every compilation.
 
-XLA reads XLA_FLAGS when JAX starts, so they are set before. XLA for TPU ends the process at flags of another compiler:
-they are set only where JAX would take a GPU.
+XLA reads XLA_FLAGS when JAX starts, so they are set before. XLA for TPU ends the process at unknown flags: they are set
+only where JAX would use a GPU.
 """
 
 import os
@@ -29,7 +29,7 @@ def takes_gpu(platforms: str) -> bool:
       >>> takes_gpu("cpu"), takes_gpu("cuda,cpu")
       (False, True)
     """
-    if not platforms and find_spec("libtpu"):  # JAX would look for a TPU first: the flags are the user's to set
+    if not platforms and find_spec("libtpu"):  # JAX would look for a TPU first: the user may set the flags
         return False
     names = platforms.lower() or " ".join(plugin.name for plugin in entry_points(group="jax_plugins"))
     return any(gpu in names for gpu in GPUS)
@@ -42,30 +42,18 @@ def with_flags(given: str) -> str:
       >>> with_flags("--xla_gpu_autotune_level=1 --xla_dump_to=x")
       '--xla_gpu_autotune_level=1 --xla_dump_to=x --xla_gpu_deterministic_ops=true'
     """
-    return " ".join([*given.split(), *(f"{name}={value}" for name, value in FLAGS.items() if not _has(given, name))])
-
-
-def _has(given: str, name: str) -> bool:
-    return name in [word.partition("=")[0] for word in given.split()]
+    names = {word.partition("=")[0] for word in given.split()}
+    return " ".join([*given.split(), *(f"{name}={value}" for name, value in FLAGS.items() if name not in names)])
 
 
 def note(deterministic: bool, resume: bool, backend: str, given: str) -> str:
-    """The line that a run prints on its bits; "" for none.
-
-    Args:
-      deterministic: the setting.
-      resume: whether the run goes on from a checkpoint.
-      backend: of JAX.
-      given: XLA_FLAGS, as they were when JAX started.
-    """
+    """A line on a run's reproducibility, or ""; `given` is XLA_FLAGS, as it was when JAX started."""
     if deterministic and backend != "gpu":
         return f"note: --deterministic does nothing on {backend.upper()}: it sets flags for GPUs"
     missing = [f"{name}={value}" for name, value in FLAGS.items() if f"{name}={value}" not in given.split()]
     if deterministic and missing:
         return f"note: --deterministic needs {' '.join(missing)} in XLA_FLAGS before JAX starts"
     if resume and not deterministic and backend == "gpu":
-        return (
-            "note: on a GPU this run goes on with other rounding than without the stop, unless it began with "
-            "--deterministic (docs/train.md)"
-        )
+        return ("note: on a GPU this run rounds differently than without the stop, unless it began with "
+                "--deterministic (docs/train.md)")  # fmt: skip
     return ""

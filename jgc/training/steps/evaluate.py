@@ -17,7 +17,8 @@ from jgc.backend import backend_of
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, SHARED
 from jgc.nodes.placing import place_array, to_host
-from jgc.training.data import ACCURACY, BITS, MEAN_IOU, NATS, PERPLEXITY, PIXEL_ACCURACY, EvalBatch, Pictures, Source
+from jgc.training.data.score import ACCURACY, BITS, MEAN_IOU, NATS, PERPLEXITY, PIXEL_ACCURACY
+from jgc.training.data.source import EvalBatch, Pictures, Source
 from jgc.training.steps.step import Parts, TrainState, collection
 from jgc.types import Array, PyTree
 
@@ -26,15 +27,11 @@ Batches = Callable[[int], Iterator[EvalBatch]]  # `(multiple) -> batches`, of a 
 
 
 class Measure(NamedTuple):
-    """Figures over a data set that do not depend on how it is batched.
+    """Figures over a data set that do not depend on how it is batched."""
 
-    Attributes:
-      sums: `(logits [..., classes], labels [...], mask [...]) -> arrays`, each summed over the batches.
-      figures: `(*sums in f64) -> figures by name`.
-    """
-
+    # `(logits [..., classes], labels [...], mask [...]) -> arrays`, each summed over the batches
     sums: Callable[[Array, Array, Array], tuple[Array, ...]]
-    figures: Callable[..., dict[str, float]]
+    figures: Callable[..., dict[str, float]]  # `(*sums in f64) -> figures by name`
 
 
 def _mean_of(name: str, of_label: Callable[[Array, Array], Array], of_mean: Callable[[float], float]) -> Measure:
@@ -67,12 +64,7 @@ def confusion(logits: Array, labels: Array, mask: Array) -> tuple[Array]:
 
 
 def of_confusion(counts: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Pixel accuracy, and mean intersection over union over the classes that occur.
-
-    Example:
-      >>> of_confusion(np.array([[3.0, 1.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
-      {'test_pixel_accuracy': 0.875, 'test_mean_iou': 0.775}
-    """
+    """Pixel accuracy, and mean intersection over union over the classes that occur."""
     right = np.diag(counts)
     union = counts.sum(axis=0) + counts.sum(axis=1) - right
     shares = right[union > 0] / union[union > 0]
@@ -123,7 +115,7 @@ def show(parts: Parts, source: Source, state: TrainState) -> Shown | None:
 
 def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
     """`state -> variables to evaluate with`: mean batch statistics, and no carried state."""
-    mean_stats = make_mean_stats(parts)
+    mean_stats = jax.jit(on_mean_stats(parts))
 
     def variables(state: TrainState) -> dict[str, PyTree]:
         stats = mean_stats(collection(state, "batch_stats"))
@@ -133,7 +125,7 @@ def _make_variables(parts: Parts) -> Callable[[TrainState], dict[str, PyTree]]:
 
 
 def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[TrainState], dict[str, float]]:
-    """`state -> figures` over a data set. A recurrent model starts without a carry and hands it from batch to batch."""
+    """`state -> figures` over a data set. A recurrent model starts without a carry and passes it on between batches."""
     make_variables = _make_variables(parts)
     in_turn = parts.nodes.mesh is not None and backend_of(parts.nodes) == "cpu"
 
@@ -148,7 +140,7 @@ def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[Tra
         sums = []
         for batch in _placed(parts, batches):
             carried, of_batch = add_up({**variables, **carried}, *batch)
-            # Devices of a CPU are threads of one processor: collectives of several batches at once can wait forever.
+            # devices of a CPU are threads: concurrent collectives of several batches can wait forever
             sums.append(jax.block_until_ready(of_batch) if in_turn else of_batch)
         of_batches = zip(*jax.device_get(sums), strict=True)
         return measure.figures(*(np.array(counts, np.float64).sum(axis=0) for counts in of_batches))
@@ -156,13 +148,8 @@ def _over_all(parts: Parts, batches: Batches, measure: Measure) -> Callable[[Tra
     return evaluate
 
 
-def make_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
-    """Batch statistics `[K, ...] -> [...]`, their mean over the nodes, in one collective."""
-    return jax.jit(on_mean_stats(parts))
-
-
 def on_mean_stats(parts: Parts) -> Callable[[PyTree], PyTree]:
-    """`make_mean_stats` before compiling. Sends nothing for a model without batch statistics."""
+    """Batch statistics `[K, ...] -> [...]`, their mean over the nodes, in one collective; nothing without any."""
 
     def mean(stats):
         flat, unravel = ravel_pytree(stats)

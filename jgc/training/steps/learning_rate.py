@@ -31,27 +31,18 @@ SMALLEST, LARGEST = float(jnp.finfo(jnp.float32).tiny), float(jnp.finfo(jnp.floa
 
 
 class Correction(NamedTuple):
-    """State of `by_validation`. It includes the settings, so `corrected` needs only the loss.
+    """State of `by_validation`. It includes the settings, so `corrected` needs only the loss."""
 
-    Attributes:
-      learning_rate: f32[], the current rate.
-      loss: f32[], the reference for the next loss; infinite before the first.
-      worse: i32[], losses in a row that were no better.
-      epoch: i32[], losses so far.
-      initial: f32[], the initial rate.
-      decay, patience, least: f32[], i32[], f32[], t, n and min_lr of the paper.
-      literal: bool[].
-    """
-
-    learning_rate: Array
-    loss: Array
-    worse: Array
-    epoch: Array
-    initial: Array
+    learning_rate: Array  # f32[], the current rate
+    loss: Array  # f32[], the reference for the next loss; infinite before the first
+    worse: Array  # i32[], losses in a row that were no better
+    epoch: Array  # i32[], losses so far
+    initial: Array  # f32[], the initial rate
+    # f32[], i32[], f32[], t, n and min_lr of the paper
     decay: Array
     patience: Array
     least: Array
-    literal: Array
+    literal: Array  # bool[]
 
 
 def by_validation(
@@ -59,22 +50,9 @@ def by_validation(
 ) -> optax.GradientTransformation:
     """A transformation that multiplies updates by minus a learning rate, which `corrected` lowers.
 
-    Args:
-      learning_rate: gamma, the initial rate.
-      decay: t; a rate lowered after epoch i is gamma / (1 + t i).
-      patience: n; the rate falls after n validation losses in a row that are no better.
-      min_learning_rate: lower bound of the rate.
-      literal: follow Algorithm 2 to the letter.
-
-    Raises:
-      ValueError: a rate or decay that is not positive as a 32-bit float, a negative minimum or one above the rate,
-        patience that is no whole number from 1 to 2**31 - 1.
-
-    Example:
-      >>> optimizer = by_validation(0.1, decay=1.0)
-      >>> state = corrected(corrected(optimizer.init({}), 2.0), 2.5)  # the second epoch's loss is higher
-      >>> float(state.learning_rate)  # 0.1 / (1 + 1.0 * 2)
-      0.03333333507180214
+    The rate falls from gamma, `learning_rate`, to gamma / (1 + t i) after epoch i, t being the `decay`, when `patience`
+    validation losses in a row are no better, and never below `min_learning_rate`. `literal`: as in Algorithm 2. Raises
+    ValueError for a setting out of range.
     """
     for name, value in (("learning_rate", learning_rate), ("decay", decay)):
         if not SMALLEST <= value <= LARGEST:
@@ -98,13 +76,7 @@ def by_validation(
 
 
 def corrected(opt_state: PyTree, validation_loss: Array | float) -> PyTree:
-    """The optimiser's state after a validation loss. Only the state of `by_validation` changes.
-
-    Args:
-      opt_state: of an optimiser that contains `by_validation`.
-      validation_loss: f32[], equal in all processes. A loss that is not finite counts as worse; with `literal` NaN is
-        neither worse nor better, and as the first loss it stays the reference.
-    """
+    """The optimiser's state after a validation loss. Only the state of `by_validation` changes."""
 
     def one(x):
         return _correct(x, jnp.asarray(validation_loss, jnp.float32)) if isinstance(x, Correction) else x
@@ -130,8 +102,5 @@ def _correct(state: Correction, loss: Array) -> Correction:
     start = jnp.where(state.literal, state.learning_rate, state.initial)
     rate = jnp.where(falls, start / (1 + state.decay * epoch), state.learning_rate)
     return state._replace(
-        learning_rate=jnp.maximum(rate, state.least),
-        loss=remembered,
-        worse=jnp.where(falls, 0, worse),
-        epoch=epoch,
+        learning_rate=jnp.maximum(rate, state.least), loss=remembered, worse=jnp.where(falls, 0, worse), epoch=epoch
     )

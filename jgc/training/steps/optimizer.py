@@ -1,5 +1,6 @@
 """The optimiser and the learning rate's schedule."""
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,44 +20,35 @@ def make_schedule(config: Config) -> optax.Schedule:
     """The learning rate as a function of the step: a linear warm-up, then the decay.
 
     With `validation` it is a factor (1 after the warm-up) of the rate in the optimiser's state.
-
-    Raises:
-      ValueError: an unknown schedule.
     """
     peak, warmup = config.learning_rate, config.learning_rate_warmup
     if config.schedule == "validation":
         peak = 1.0
     rest = max(config.schedule_steps - warmup, 1)
-    if config.schedule in ("constant", "validation"):
-        after = optax.constant_schedule(peak)
-    elif config.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, rest, alpha=FLOOR)
-    elif config.schedule == "step":
-        half, three_quarters = config.schedule_steps // 2 - warmup, config.schedule_steps * 3 // 4 - warmup
-        after = falling(peak, [half, three_quarters], 0.1)
-    elif config.schedule == "thirds":
-        ends = [config.schedule_steps * i // 3 - warmup for i in (1, 2)]
-        after = falling(peak, ends, 0.1)
-    elif config.schedule == "halving":
-        ends = [config.schedule_steps * i // 13 - warmup for i in range(4, 13)]
-        after = falling(peak, ends, 0.5)
-    elif config.schedule == "poly":
-        after = optax.polynomial_schedule(peak, 0.0, POWER, rest)
-    else:
-        raise ValueError(
-            f"schedule must be constant, cosine, step, thirds, halving, poly or validation, got {config.schedule!r}"
-        )
+
+    def falling(factor: float, numbers: Iterable[int], parts: int) -> optax.Schedule:
+        """Multiply by a factor at these parts of the schedule; of a short schedule several may coincide."""
+        ends = [config.schedule_steps * i // parts - warmup for i in numbers]
+        return optax.piecewise_constant_schedule(peak, {end: factor ** ends.count(end) for end in ends})
+
+    schedules: dict[str, Callable[[], optax.Schedule]] = {
+        "constant": lambda: optax.constant_schedule(peak),
+        "validation": lambda: optax.constant_schedule(peak),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, rest, alpha=FLOOR),
+        "step": lambda: falling(0.1, (2, 3), 4),
+        "thirds": lambda: falling(0.1, (1, 2), 3),
+        "halving": lambda: falling(0.5, range(4, 13), 13),
+        "poly": lambda: optax.polynomial_schedule(peak, 0.0, POWER, rest),
+    }
+    if config.schedule not in schedules:
+        raise ValueError(f"schedule must be one of {', '.join(schedules)}, got {config.schedule!r}")
+    after = schedules[config.schedule]()
     rise = optax.linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
-def falling(peak: float, ends: list[int], factor: float) -> optax.Schedule:
-    """A rate that is multiplied by a factor at the end of each stretch; of a short schedule several may coincide."""
-    return optax.piecewise_constant_schedule(peak, {end: factor ** ends.count(end) for end in ends})
-
-
 def make_inner(config: Config) -> optax.GradientTransformation:
-    """The optimiser of local steps, each node's own: decay of SGD and clipping of its gradient, then SGD or AdamW."""
+    """The inner optimiser of local steps: SGD's decay, clipping of the node's gradient, then SGD or AdamW."""
     before = []
     if config.optimizer == "sgd" and config.weight_decay:
         decay = partial(decayed, decay_all=config.decay_all)
@@ -73,19 +65,14 @@ def make_outer(config: Config) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: Config, owns_momentum: bool) -> optax.GradientTransformation:
-    """SGD, AdamW or Muon; SGD without momentum if the compressor owns the momentum.
-
-    Raises:
-      ValueError: Adam or Muon with a compressor that owns the momentum; a setting of `correction` out of range.
-    """
+    """SGD, AdamW or Muon; SGD without momentum if the compressor owns the momentum."""
     rate = make_rate(config)
     if config.optimizer != "sgd":
         if owns_momentum:
             corrects = getattr(config.compressor, "momentum_correction", False)
-            raise ValueError(
-                f"the compressor's memory has the momentum, and so does {config.optimizer}: use --optimizer sgd"
-                + (" or --compressor.no-momentum-correction" if corrects else "")
-            )
+            also = " or --compressor.no-momentum-correction" if corrects else ""
+            both = f"both the compressor's memory and {config.optimizer}"
+            raise ValueError(f"{both} have a momentum: use --optimizer sgd{also}")
         decay = optax.add_decayed_weights(config.weight_decay, mask=lambda params: decayed(params, config.decay_all))
         adam = config.optimizer == "adam"
         return optax.chain(optax.scale_by_adam(b2=config.adam_beta2) if adam else muon(config), decay, rate)
@@ -120,11 +107,7 @@ def _matrices(kernels: PyTree) -> PyTree:
 
 
 def make_rate(config: Config) -> optax.GradientTransformation:
-    """A transformation that multiplies updates by minus the learning rate.
-
-    Raises:
-      ValueError: a setting of `correction` out of range.
-    """
+    """A transformation that multiplies updates by minus the learning rate."""
     schedule = make_schedule(config)
     if config.schedule != "validation":
         return optax.scale_by_learning_rate(schedule)
@@ -145,7 +128,7 @@ def decayed(params: PyTree, decay_all: bool) -> PyTree:
 
 
 def add_coupled_decay(grads: PyTree, params: PyTree, config: Config) -> PyTree:
-    """A node's gradient plus SGD's weight decay, before clipping, memory and compression."""
+    """A node's gradient with SGD's weight decay, before clipping, memory and compression."""
     if config.optimizer != "sgd" or config.weight_decay == 0:
         return grads
     mask = decayed(params, config.decay_all)

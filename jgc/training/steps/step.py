@@ -1,4 +1,4 @@
-"""What train.py gives `jgc.make_step` or `jgc.local_steps`: the loss, the gradient's preparation, the first state."""
+"""train.py's arguments of `jgc.make_step` or `jgc.local_steps`: loss, preparation of gradients, first state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -74,17 +74,8 @@ def make_steps(parts: Parts, has_state: bool) -> Step | LocalStep:
     )[1]  # fmt: skip
 
 
-def init_state(
-    parts: Parts, variables: PyTree, key: Key, step: Step | LocalStep | None = None
-) -> TrainState:
-    """The state before the first step, on the devices.
-
-    Args:
-      parts: of the run.
-      variables: of the model, by Flax collection.
-      key: of the compressor's first state.
-      step: the run's step function, which remembers the state; made if not given.
-    """
+def init_state(parts: Parts, variables: PyTree, key: Key, step: Step | LocalStep | None = None) -> TrainState:
+    """The state before the first step, on the devices."""
     params, model_state = variables["params"], model_state_of(variables)
     if parts.config.layers.shard:
         params = place(params, sharded(params, parts.nodes), parts.nodes)
@@ -107,18 +98,18 @@ def collection(state: TrainState, name: str) -> PyTree:
 def sharded(params: PyTree, nodes: Nodes) -> PyTree:
     """Placements that divide parameters among the devices of a node, each in its largest dimension that allows it.
 
-    Parameters of fewer than two dimensions stay whole: they are few values.
+    Parameters of fewer than two dimensions stay whole: they have few values.
     """
     count = nodes.size(nodes.fast)
 
-    def one(x):
+    def placement(x):
         fits = [i for i, size in enumerate(x.shape) if size % count == 0]
         if x.ndim < 2 or not fits:
             return SHARED
         largest = max(fits, key=lambda i: x.shape[i])
         return Sharded(SHARED, P(*(nodes.fast if i == largest else None for i in range(x.ndim))))
 
-    return jax.tree.map(one, params)
+    return jax.tree.map(placement, params)
 
 
 def arrays_by_name(state: TrainState) -> dict[str, PyTree]:
@@ -155,10 +146,10 @@ def placements_by_name(state: TrainState) -> dict[str, PyTree]:
 
 
 def loss_of(apply: Callable, void: bool = False) -> Callable:
-    """`(params, (inputs, labels), own) -> (mean cross-entropy, (own after the batch, accuracy))` of one node.
+    """`(params, (inputs, labels), model_state) -> (mean cross-entropy, (new model state, accuracy))` of a node.
 
-    A carried state enters as data: no gradient flows back to the step before. A second head's cross-entropy is added
-    with its weight. With `void` the means leave out labels that are VOID.
+    No gradient flows through a carried state to the step before. A second head's cross-entropy is added with its
+    weight. With `void` the means leave out labels that are VOID.
     """
 
     def cross_entropy(logits, labels):
@@ -166,9 +157,9 @@ def loss_of(apply: Callable, void: bool = False) -> Callable:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), within)
         return _mean(losses, labels, void)
 
-    def loss(params, batch, own):
+    def loss(params, batch, model_state):
         inputs, labels = batch
-        out, new = apply({"params": params, **own}, inputs, train=True, mutable=list(OWN))
+        out, new = apply({"params": params, **model_state}, inputs, train=True, mutable=list(OWN))
         logits, *further = out if isinstance(out, WithAuxiliary) else (out,)
         total = cross_entropy(logits, labels)
         for auxiliary in further:
