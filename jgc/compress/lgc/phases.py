@@ -1,7 +1,4 @@
-"""Shared by both variants of LGC: three phases, memory, accounting.
-
-Symbols as in `jgc.compress.lgc.server`.
-"""
+"""Shared by both variants of LGC: three phases, memory, accounting; symbols as in `server`."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -12,10 +9,8 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.normalise import Selection, select_layers
 from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc
 from jgc.compress.settings import memory_of, selector_of
-from jgc.method import phases
+from jgc.method import Step, dense_step, from_step, phases
 from jgc.method.exchange import broadcast_top_positions
-from jgc.method.from_step import Step, dense_step, from_step
-from jgc.method.phases import DENSE
 from jgc.types import Array, Compressor, Key, Message, Nodes
 
 if TYPE_CHECKING:
@@ -77,7 +72,7 @@ def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation"
         return Shared(ae.Trained(weights, optimiser.init(weights)), jnp.int32(0)), ()
 
     def step(phase, key, v, state, layers, nodes):
-        if phase == DENSE:  # equation (14)
+        if phase == phases.DENSE:  # equation (14)
             result = dense_step(v, state, nodes)
         else:
             send = variant.top_k if phase == TOP_K else variant.compressed
@@ -88,25 +83,18 @@ def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation"
         selection = select_layers(selector, layers)
         if phase == COMPRESSED:
             return variant.figures(v, g, key, state.shared, selection, nodes)
-        if phase == DENSE:
+        if phase == phases.DENSE:
             return {}
         return variant.training_figures(v, key, state.shared, selection, nodes)
 
+    def of_layers(fn):
+        return lambda phase, layers, nodes: fn(phase, select_layers(selector, layers), nodes)
+
+    schedule = phases.in_sequence(
+        (phases.DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
     return from_step(
-        step,
-        memory=memory_of(config),
-        schedule=phases.in_sequence(
-            (DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0)
-        ),
-        messages=lambda phase, layers, nodes: variant.messages(
-            phase, select_layers(selector, layers), nodes
-        ),
-        sent_once=lambda phase, layers, nodes: variant.sent_once(
-            phase, select_layers(selector, layers), nodes
-        ),
-        init=init,
-        figures=figures,
-    )
+        step, init=init, figures=figures, memory=memory_of(config), schedule=schedule,
+        messages=of_layers(variant.messages), sent_once=of_layers(variant.sent_once))
 
 
 def values_at_leaders(
