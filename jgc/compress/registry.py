@@ -68,8 +68,7 @@ def settings_of(settings_type: type[T], config: T | None, overrides: Mapping[str
     Raises:
       TypeError: `config` is something else, such as a share; settings go by name; or an unknown
         setting.
-      ValueError: a value of another type than its setting. Choices, such as "layer", are the
-        factory's to check.
+      ValueError: a value of the wrong type. Choices, such as "layer", are the factory's to check.
     """
     config = settings_type() if config is None else config
     names = [field.name for field in dataclasses.fields(cast(Any, settings_type))]

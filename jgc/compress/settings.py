@@ -23,8 +23,8 @@ class ErrorFeedback:
     factor_masking: bool = False
     """with momentum correction: the velocity of values just sent restarts from zero"""
     momentum_at_once: bool = False
-    """with momentum correction: g / (1 - momentum) enters the residual at once, so no velocity
-    continues after sending; half the state, no masking"""
+    """with momentum correction: g / (1 - momentum) enters the residual in the first step, so no
+    velocity continues after sending; half the state, no masking"""
     residual_dtype: str = "float32"
     """dtype of stored residuals and momentum: float32, or bfloat16, rounded at random"""
     residual_decay: float = 1.0
@@ -56,8 +56,7 @@ class Sparsifying(ErrorFeedback):
     """uncompressed steps before the first sparse one; with strategy "exponential" the length of the
     ramp"""
     strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha at once, whatever
-    warmup_steps; exponential: 25 % down to alpha"""
+    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha; exponential: 25 % to alpha"""
 
 
 @dataclasses.dataclass(frozen=True)

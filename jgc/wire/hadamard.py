@@ -14,8 +14,8 @@ Differs from the papers
   1. Both directions multiply by powers of two whose product is 1 / m, not by 1 / sqrt(m) each: no
      product rounds, and rotated values are sqrt(2) times smaller where m is no power of four. Codes
      with scales do not notice.
-  2. The signs are those of a fixed seed, so that a message can be decoded without the step's key.
-     The papers draw them anew in each step.
+  2. The signs come from a fixed seed, so that a message can be decoded without the step's key. The
+     papers draw them anew in each step.
 """
 
 from collections.abc import Callable

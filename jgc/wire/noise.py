@@ -3,7 +3,7 @@
 Not cryptographic, but unbiased for rounding, and XLA computes it where it is used; the bits of
 `jax.random.bits` are computed in passes through memory.
 
-Source: the constants are those of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
+Source: the constants of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
 """
 
 import math

@@ -142,7 +142,7 @@ def mean_of(q: Quantiser, payloads: Payload, layers: Layers) -> Array:
     if part_size(q, n) != n:
         return _mean_in_parts(q, payloads, n)
 
-    # A scan: [K, n] at once would not fit for a large model.
+    # A scan: all of [K, n] would not fit for a large model.
     # The barrier prevents fusion with the sum, so that all layouts give the same bits.
     def add(total, payload):
         return total + lax.optimization_barrier(plain_decode(q, payload, layers)), None

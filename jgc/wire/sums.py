@@ -20,7 +20,7 @@ import numpy as np
 from jgc.backend import backend, plain
 from jgc.types import Array
 
-AT_MOST = 2**16  # values that are added one after another, about
+AT_MOST = 2**16  # values that are added in sequence, about
 
 
 def group_ids(counts: Sequence[int], part: Array | None = None, parts: int = 1) -> Array:

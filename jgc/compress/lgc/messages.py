@@ -119,7 +119,7 @@ def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Se
 
 
 def _by_signs(inbox: ServerInbox, selection: Selection) -> Array:
-    """Every node's values from signs and means alone, f32[K, mu]."""
+    """Every node's values from only signs and means, f32[K, mu]."""
     return inbox.views.signs * inbox.views.means[:, selection.ids]
 
 

@@ -1,6 +1,6 @@
 """Shared by both variants of LGC: three phases, memory, accounting; symbols as in `server`."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 
@@ -9,12 +9,15 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.normalise import Selection, select_layers
 from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc
 from jgc.compress.settings import memory_of, selector_of
-from jgc.method import Step, dense_step, from_step, phases
+from jgc.method import dense_step, from_step, phases
 from jgc.method.exchange import broadcast_top_positions
-from jgc.types import Array, Compressor, Key, Message, Nodes
+from jgc.types import Array, Compressor, Nodes
 
 if TYPE_CHECKING:
     import optax
+
+    from jgc.compress.lgc.ring import Ring
+    from jgc.compress.lgc.server import ParameterServer
 
 
 class Shared(NamedTuple):
@@ -22,37 +25,6 @@ class Shared(NamedTuple):
 
     autoencoder: ae.Trained
     step: Array
-
-
-class Variant(Protocol):
-    """The functions in which the parameter server and the ring differ."""
-
-    def weights(self, key: Key, selection: Selection, nodes: Nodes) -> Any:
-        """Fresh weights of the autoencoder."""
-
-    def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-        """One step of the second phase."""
-
-    def compressed(
-        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-    ) -> Step:
-        """One step of the third phase."""
-
-    def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        """Logical messages of a step of the second or third phase."""
-
-    def sent_once(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        """Logical messages on entering a phase."""
-
-    def training_figures(
-        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-    ) -> dict[str, Array]:
-        """Diagnostics in the second phase."""
-
-    def figures(
-        self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-    ) -> dict[str, Array]:
-        """Diagnostics in the third phase."""
 
 
 def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
@@ -63,13 +35,13 @@ def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
     return make(config.autoencoder_learning_rate)
 
 
-def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation") -> Compressor:
-    """The three-phase method of a variant."""
+def lgc(config: Lgc, variant: "ParameterServer | Ring") -> Compressor:
+    """The three-phase method of a variant: its weights, steps, messages and diagnostics."""
     selector = selector_of(config, config.alpha, config.min_values)
 
     def init(key, layers, nodes):
         weights = variant.weights(key, select_layers(selector, layers), nodes)
-        return Shared(ae.Trained(weights, optimiser.init(weights)), jnp.int32(0)), ()
+        return Shared(ae.Trained(weights, variant.optimiser.init(weights)), jnp.int32(0)), ()
 
     def step(phase, key, v, state, layers, nodes):
         if phase == phases.DENSE:  # equation (14)

@@ -69,8 +69,7 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     """
     config = settings_of(LgcRing, config, overrides)
     check_ring(config)
-    optimiser = make_optimiser(config)
-    return lgc(config, Ring(config, optimiser), optimiser)
+    return lgc(config, Ring(config, make_optimiser(config)))
 
 
 def draw_leader(key: Key, nodes: Nodes) -> Array:

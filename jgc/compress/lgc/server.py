@@ -180,8 +180,7 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     """
     config = settings_of(LgcPs, config, overrides)
     check(config)
-    optimiser = make_optimiser(config)
-    return lgc(config, ParameterServer(config, optimiser), optimiser)
+    return lgc(config, ParameterServer(config, make_optimiser(config)))
 
 
 METHOD = Entry(

@@ -158,8 +158,8 @@ def check_ring(config: LgcRing) -> None:
     exact = config.feedback == "exact"
     if exact and config.decoder != "linear":
         raise ValueError(
-            f'decoder must be linear with feedback "exact", got {config.decoder}: with another '
-            'decoder no node can compute its share of the decoded mean; use feedback "paper"')
+            f'decoder must be linear with feedback "exact", got {config.decoder}: with any '
+            'other, no node can compute its share of the decoded mean; use feedback "paper"')
     if exact and not (config.fold_signs and config.send_means):
         raise ValueError(
             'fold_signs and send_means must be True with feedback "exact": without them the '

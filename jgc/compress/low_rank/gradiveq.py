@@ -19,7 +19,7 @@ Limits. Every node computes the bases by itself, from the same samples: all node
 of device and the same software versions.
 
 Source: Yu et al. 2018, "GradiVeQ: Vector Quantization for Bandwidth-Efficient Gradient Aggregation
-in Distributed CNN Training", NeurIPS; equation and section numbers are those of that paper.
+in Distributed CNN Training", NeurIPS; equation and section numbers refer to it.
 
 Differs from the paper
   1. Means instead of sums: mu, codes and samples refer to the mean over nodes, so (3) subtracts

@@ -14,9 +14,9 @@ so the coefficients' positions, which need not be sent. On each node, with v f32
 
     aggregated = rotate_back(step mean(q)) + mean(s)
 
-With `momentum_at_once`, v holds a gradient's whole momentum series at once, which suits values that
-wait long. The coefficients do not wait, so their mean is spread over the following steps again: u =
-m u + (1 - m) common, the momentum of uncompressed training.
+With `momentum_at_once`, v holds a gradient's whole momentum series, which suits values that wait
+long. The coefficients do not wait, so their mean is spread over the following steps again, as by
+the momentum of uncompressed training: u = m u + (1 - m) common.
 
 All nodes compute equal bases from equal means, so no basis is sent: at the end of the uncompressed
 warm-up, and again every `refresh` steps, from moments that weight recent aggregates most.

@@ -34,9 +34,9 @@ Differs from the paper
      singular. A column that depends on earlier ones becomes zero, and its column of Q is kept for
      the next step: no direction is lost for good while gradients are zero or of lower rank.
   4. The residual is M less the node's product P (M' P)', as in Algorithm 2. The code of the authors
-     and of PyTorch subtracts the aggregate: the mean of residuals, on which alone the aggregate
-     depends, is the same, but each residual grows in every step by the difference of the node's
-     gradient from the mean.
+     and of PyTorch subtracts the aggregate: the mean of residuals, on which the aggregate depends,
+     is the same, but each residual grows in every step by the difference of the node's gradient
+     from the mean.
   5. `alternate` sends P and Q in turn, one all-reduce a step: see `jgc.compress.low_rank.acp_sgd`.
   6. `warmup_steps` uncompressed steps can come first, as with PyTorch's `start_powerSGD_iter`. The
      paper has none.

@@ -19,7 +19,7 @@ Differs from the paper
      its residual would grow without bound: with feedback, values are scaled by the maximum and
      rounded to the nearest level.
   5. Random numbers for rounding are a hash of the position and of two words of the step's key
-     (`noise`): 24 bits each, in an eighth of the time of JAX's own.
+     (`noise`): 24 bits each, in an eighth of the time of JAX's.
   6. `exchange="ring"`, the baseline of the GradiVeQ paper, quantises the sum at every hop, and
      "two_shot" the mean of each node's share; the QSGD paper has neither.
 """

@@ -142,7 +142,7 @@ def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
 
 
 def _coefficients(config: Demo, layers: Layers) -> int:
-    """Number of all coefficients, those of the padding included."""
+    """Number of all coefficients, including the padding's."""
     return sum(math.prod(_grid(config, layer)) for layer in layers)
 
 

@@ -101,7 +101,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(eta: float) -> Memory:
-    """The memory of EF21: v = u - g, momentum less estimate; what is sent of v is added to g."""
+    """The memory of EF21: v = u - g, momentum less estimate; the sent part of v is added to g."""
 
     def init(n):
         zeros = jnp.zeros((n,), jnp.float32)

@@ -45,7 +45,7 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     positions.
 
     A value waits for 1 / alpha steps, and then all that it has accumulated moves together: with
-    0.1 % and momentum at once a ResNet-20 diverged at the baseline's learning rate
+    0.1 % and `momentum_at_once` a ResNet-20 diverged at the baseline's learning rate
     (docs/results/long_runs).
 
     Raises:

@@ -125,7 +125,7 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
     def compensate(local, g, complete):
         v, new = memory.compensate(accumulated(memory, local, g, complete), g, complete)
-        # nothing is left to filter; with momentum at once the velocity lies where the residual does
+        # nothing is left to filter; with `momentum_at_once` the residual's place has the velocity
         if complete:
             return v, new
         # keep the old residual, which `update` mixes in
