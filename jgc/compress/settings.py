@@ -56,7 +56,7 @@ class Sparsifying(ErrorFeedback):
     """uncompressed steps before the first sparse one; with strategy "exponential" the length of the
     ramp"""
     strategy: Strategy = "warmup"
-    """warmup: uncompressed for warmup_steps, then alpha; fixed: alpha; exponential: 25 % to alpha"""
+    """warmup: dense for warmup_steps, then alpha; fixed: alpha; exponential: from 25 % to alpha"""
 
 
 @dataclasses.dataclass(frozen=True)
