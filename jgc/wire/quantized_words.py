@@ -31,48 +31,30 @@ _UNROLLED = 4  # nodes whose payloads are decoded in one fused loop
 
 
 class ScaleCode(NamedTuple):
-    """How scales travel that are not f32.
+    """How scales travel that are not f32."""
 
-    Attributes:
-      write: the scales that `quantise` returns -> fields of the payload.
-      read: the payload, or all nodes' payloads -> f32[..., G] for each scale that `value` takes.
-    """
-
-    write: Callable[..., Payload]
-    read: Callable[[Payload], list[Array]]
+    write: Callable[..., Payload]  # the scales that `quantise` returns -> fields of the payload
+    read: Callable[[Payload], list[Array]]  # payloads -> f32[..., G] for each scale of `value`
 
 
 class Quantiser(NamedTuple):
-    """A code of a few bits for every value, and the scales that groups of values share.
+    """A code of a few bits for every value, and the scales that groups of values share."""
 
-    Attributes:
-      name: of the codec and of the phase.
-      bits: of a code, 1 to 32.
-      quantise: `(key, v f32[n], layers[, agreed]) -> (codes of n values, scales)`; scales is a
-        tuple of f32[G]. The codes may be in the shape of `aligned`.
-      value: `(codes u32, scale of each code, ...) -> f32`, elementwise.
-      scales: number of scales of a group.
-      bucket: number of values that share a scale, or 0 for one group per layer.
-      field: name of the codes in the payload.
-      float_dtype: None, or the codes are floats that travel in this dtype.
-      in_parts: whether codes are computed part by part; needs buckets.
-      finish: `(sum over nodes, K) -> mean`, elementwise.
-      agree: see `jgc.method.Codec`.
-      scale_code: None, or how the scales travel; `scales` is then not read.
-    """
-
-    name: str
-    bits: int
+    name: str  # of the codec and of the phase
+    bits: int  # of a code, 1 to 32
+    # (key, v f32[n], layers[, agreed]) -> codes of n values, maybe in the shape of `aligned`, and
+    # scales, a tuple of f32[G]
     quantise: Callable[..., tuple[Array, tuple[Array, ...]]]
-    value: Callable[..., Array]
-    scales: int = 1
-    bucket: int = 0
-    field: str = "codes"
-    float_dtype: Any = None
-    in_parts: bool = False
+    value: Callable[..., Array]  # (codes u32, scale of each code, ...) -> f32, elementwise
+    scales: int = 1  # number of scales of a group
+    bucket: int = 0  # number of values that share a scale, or 0 for one group per layer
+    field: str = "codes"  # name of the codes in the payload
+    float_dtype: Any = None  # None, or the codes are floats that travel in this dtype
+    in_parts: bool = False  # whether codes are computed part by part; needs buckets
+    # (sum over nodes, K) -> mean, elementwise
     finish: Callable[[Array, int], Array] = lambda total, nodes: total / nodes
-    agree: Callable[[Array, Layers], Array] | None = None
-    scale_code: ScaleCode | None = None
+    agree: Callable[[Array, Layers], Array] | None = None  # see `jgc.method.Codec`
+    scale_code: ScaleCode | None = None  # how the scales travel; `scales` is then not read
 
 
 def encode(q: Quantiser, key: Key, v: Array, layers: Layers, *agreed: Array) -> Payload:

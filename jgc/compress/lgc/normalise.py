@@ -18,21 +18,13 @@ from jgc.types import Array
 
 
 class Selection(NamedTuple):
-    """The layers, and how values of each are selected. Static.
+    """The layers, and how values of each are selected. Static."""
 
-    Attributes:
-      layers: of the vector.
-      selector: chooses and packs positions.
-      counts: selected values of each layer.
-      mu: selected values of all layers.
-      ids: layer of each selected value, i32[mu].
-    """
-
-    layers: Layers
-    selector: Selector
-    counts: tuple[int, ...]
-    mu: int
-    ids: np.ndarray
+    layers: Layers  # of the vector
+    selector: Selector  # chooses and packs positions
+    counts: tuple[int, ...]  # selected values of each layer
+    mu: int  # selected values of all layers
+    ids: np.ndarray  # i32[mu], layer of each selected value
 
 
 def select_layers(selector: Selector, layers: Layers) -> Selection:

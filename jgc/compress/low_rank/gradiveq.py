@@ -66,22 +66,13 @@ EIGHTHS = 8  # d is rounded up to a multiple of (largest d) / 8
 
 
 class Learned(NamedTuple):
-    """The shared state: all that nodes have learned from the means.
+    """The shared state: all that nodes have learned from the means."""
 
-    Attributes:
-      samples: per layer f32[bases, samples, K], first slices; a ring buffer, the newest replaces
-        the oldest.
-      taken: i32[], number of samples so far.
-      bases: per layer f32[bases, d, K] with the largest d, one direction per row.
-      mean: f32[n], in a sampling phase the sum of its mean gradients; in a compressed phase mu.
-      steps: i32[], summands of `mean` in a sampling phase.
-    """
-
-    samples: Rows
-    taken: Array
-    bases: Rows
-    mean: Array
-    steps: Array
+    samples: Rows  # per layer f32[bases, samples, K], first slices; the newest replaces the oldest
+    taken: Array  # i32[], number of samples so far
+    bases: Rows  # per layer f32[bases, d, K] with the largest d, one direction per row
+    mean: Array  # f32[n], the sum of a sampling phase's mean gradients; in a compressed phase mu
+    steps: Array  # i32[], summands of `mean` in a sampling phase
 
 
 def coded(

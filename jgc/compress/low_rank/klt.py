@@ -86,23 +86,14 @@ class Klt(Chunked, ErrorFeedback):
 
 
 class Learned(NamedTuple):
-    """What all nodes have learned from the means so far.
+    """What all nodes have learned from the means so far."""
 
-    Attributes:
-      moments: second moments of each layer's modes, [r, r], or [r] of modes that are not rotated.
-      bases: their eigenvectors [r, r], in columns; [0] for modes that are not rotated.
-      kept: positions of the coefficients that are sent, ascending, i32[k].
-      groups: which of them share a quantisation step, by energy, i32[k].
-      step: compressed steps so far, i32[].
-      velocity: with `momentum_at_once`, velocity of the common part, f32[n]; else f32[0].
-    """
-
-    moments: Factors
-    bases: Factors
-    kept: Array
-    groups: Array
-    step: Array
-    velocity: Array
+    moments: Factors  # second moments of each layer's modes, [r, r], or [r] if not rotated
+    bases: Factors  # their eigenvectors [r, r], in columns, or [0]
+    kept: Array  # i32[k], positions of the coefficients that are sent, ascending
+    groups: Array  # i32[k], which of them share a quantisation step, by energy
+    step: Array  # i32[], compressed steps so far
+    velocity: Array  # with `momentum_at_once` f32[n], of the common part; else f32[0]
 
 
 def klt(config: Klt | None = None, **overrides) -> Compressor:

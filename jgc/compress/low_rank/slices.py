@@ -25,21 +25,13 @@ _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 class Sliced(NamedTuple):
-    """One layer's slices. Static.
+    """One layer's slices. Static."""
 
-    Attributes:
-      start: of the layer in the flat vector.
-      size: its values.
-      width: K, values in a slice.
-      count: number of slices; the last one is padded.
-      reuse: s, number of slices that share a basis.
-    """
-
-    start: int
-    size: int
-    width: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count
-    reuse: int
+    start: int  # of the layer in the flat vector
+    size: int  # values of the layer
+    width: int  # K, values in a slice
+    count: int  # type: ignore[assignment]  # number of slices; shadows tuple.count
+    reuse: int  # s, number of slices that share a basis
 
     @property
     def bases(self) -> int:

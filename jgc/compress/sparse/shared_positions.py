@@ -27,31 +27,20 @@ Algorithm = Literal["psum", "ring"]
 
 
 class Chosen(NamedTuple):
-    """What all nodes know before they send values.
+    """What all nodes know before they send values."""
 
-    Attributes:
-      positions: i32[mu].
-      scales: f32[layers], the units of values in fixed point (int16); None for floats.
-    """
-
-    positions: Array
-    scales: Array | None = None
+    positions: Array  # i32[mu]
+    scales: Array | None = None  # f32[layers], the units of values in fixed point (int16)
 
 
 class Chooser(NamedTuple):
-    """How the positions of a step are chosen.
+    """How the positions of a step are chosen."""
 
-    Attributes:
-      choose: `(key, step i32[], v, layers, selector, nodes) -> Chosen`; `key` and `step` are equal
-        on all nodes. The selector says how many positions to choose.
-      messages: `(layers, selector) -> logical messages` of a sparse step: values, and positions if
-        they are sent.
-      ascending: whether positions ascend.
-    """
-
+    # (key, step i32[], v, layers, selector, nodes) -> Chosen; key and step are equal on all nodes
     choose: Callable[[Key, Array, Array, Layers, Selector, Nodes], Chosen]
+    # (layers, selector) -> logical messages of a sparse step
     messages: Callable[[Layers, Selector], tuple[Message, ...]]
-    ascending: bool = True
+    ascending: bool = True  # whether positions ascend
 
 
 def shared_positions(
