@@ -1,2 +1,1 @@
-"""Errors and warnings for mistakes in arguments and states: each names what is wrong and what would
-be right."""
+"""Checks of arguments and states: each message names the bad value and what would be right."""

@@ -1,20 +1,19 @@
-"""Check that values are of the types that they should have: arguments, and settings by the fields
-of their class."""
+"""Check arguments, and the fields of settings, against their type annotations."""
 
 import numbers
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False",
+          NoneType: "None"}  # fmt: skip
+
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of a type. A whole number is a number, also one of NumPy's; True and False
-    are none.
+    """Whether a value is of a type. NumPy's numbers are numbers; True and False are not.
 
     Example:
-      >>> fits(float, 1), fits(int, True), fits(int | None, None)
-      (True, False, True)
-      >>> fits(Literal["sgd", "adam"], "sdg")
-      False
+      >>> fits(float, 1), fits(int, True), fits(int | None, None), fits(Literal["sgd"], "sdg")
+      (True, False, True, False)
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -22,16 +21,15 @@ def fits(hint: Any, value: Any) -> bool:
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
     if origin is tuple:
-        return isinstance(value, (tuple, list)) and all(fits(parts[0], one) for one in value)
+        return isinstance(value, (tuple, list)) and all(fits(parts[0], x) for x in value)
     if hint in (int, float):
-        return isinstance(
-            value, numbers.Integral if hint is int else numbers.Real
-        ) and not isinstance(value, bool)
+        number = numbers.Integral if hint is int else numbers.Real
+        return isinstance(value, number) and not isinstance(value, bool)
     return not isinstance(hint, type) or isinstance(value, hint)
 
 
 def check_type(name: str, hint: Any, value: Any) -> None:
-    """Raise TypeError, naming the value, unless it is of a type.
+    """Raise TypeError, naming the argument, unless its value is of a type.
 
     Example:
       >>> check_type("every", int, 2.5)
@@ -56,11 +54,4 @@ def words(hint: Any) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return f"a tuple, each {words(parts[0])}"
-    names = {
-        int: "a whole number",
-        float: "a number",
-        str: "a string",
-        bool: "True or False",
-        NoneType: "None",
-    }
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))

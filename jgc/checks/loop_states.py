@@ -1,4 +1,4 @@
-"""Check that a loop's state fits its step: phases, number of nodes, buffers."""
+"""Check that a loop's state fits its step: phases, number of nodes, live buffers."""
 
 from typing import Any
 
@@ -9,8 +9,7 @@ from jgc.types import Nodes, Phase, PyTree, State
 
 
 def first_leaf(tree: PyTree) -> list[Any]:
-    """The first leaf in a list; [] if there is none. Reads no other leaf, so that every step can
-    afford the check.
+    """The first leaf in a list; [] if there is none. Cheap enough for every step: visits no other.
 
     Example:
       >>> first_leaf({"a": (), "b": [3, 4]}), first_leaf(None)
@@ -23,19 +22,15 @@ def first_leaf(tree: PyTree) -> list[Any]:
 
 
 def check_phases(state: Any) -> None:
-    """Raise TypeError, naming the cure, unless the phases of a loop's state are as `init` and
-    `step` return them."""
+    """Raise TypeError unless the phases of a loop's state are `Phase`s, as `init` returns them."""
     for phase in state.phases if hasattr(state, "phases") else [state.phase]:
         if not isinstance(phase, Phase):
-            raise TypeError(
-                f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by "
-                "jgc.from_arrays"
-            )
+            raise TypeError(f"the state's phase must be a jgc.Phase, got {phase!r}: restore it by "
+                            "jgc.from_arrays")  # fmt: skip
 
 
 def check_count(state: Any, nodes: Nodes) -> None:
-    """Raise ValueError, naming the cure, if a part of a loop's state is of another number of nodes
-    than its step."""
+    """Raise ValueError if a per-node field of a loop's state has another number of nodes."""
     states = jax.tree.leaves(state.compressor, is_leaf=lambda x: isinstance(x, State))
     of_nodes: dict[str, PyTree] = {"compressor": [x.local for x in states if isinstance(x, State)]}
     of_nodes |= {name: getattr(state, name, ()) for name in ("own", "inner", "model_state")}
@@ -45,14 +40,11 @@ def check_count(state: Any, nodes: Nodes) -> None:
                 raise ValueError(
                     f"this state is of {x.shape[0]} nodes (field {name!r}), and step is of "
                     f"{nodes.count}: give step jgc.with_nodes(state, fresh), with fresh = "
-                    "init(key, state.params) of this step's init (docs/your_loop.md, Checkpoints)"
-                )
+                    "init(key, state.params) of this step's init (docs/your_loop.md, Checkpoints)")
 
 
 def check_not_donated(tree: PyTree) -> None:
-    """Raise ValueError, naming the cure, if a step has donated an array."""
+    """Raise ValueError if an earlier step has donated an array."""
     if any(x.is_deleted() for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)):
-        raise ValueError(
-            "an earlier step took this state's arrays (it donates them): give the state that it "
-            "returned"
-        )
+        raise ValueError("an earlier step took this state's arrays (it donates them): give the "
+                         "state that it returned")  # fmt: skip

@@ -14,14 +14,8 @@ RESTORE = "restore the checkpoint into jgc.as_arrays(init(...)) (docs/your_loop.
 
 
 def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
-    """Raise ValueError, naming a leaf, unless a field of a state has the leaves and containers that
-    `init` makes.
-
-    Args:
-      field: the field's name in the state.
-      state: its value.
-      made: arrays or shapes, as `init` makes them.
-      mismatch: the origin of a value that does not fit, for the message.
+    """Raise ValueError, naming a leaf, unless a field of a state is as `init` makes it, in arrays
+    or shapes. `mismatch` tells where a value that does not fit may come from.
 
     Example:
       >>> check_fits("opt_state", {"mu": jnp.zeros(3)}, {"mu": jnp.zeros(4)},
@@ -38,14 +32,12 @@ def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
         right, form = form_of(like), form_of(leaves[name])
         # users set scalars
         if jnp.shape(like) != jnp.shape(leaves[name]) or (jnp.ndim(like) and form != right):
-            raise ValueError(
-                f"{field} is {mismatch}: its leaf {name!r} is {form}, and should be {right}. {CURE}"
-            )
+            raise ValueError(f"{field} is {mismatch}: its leaf {name!r} is {form}, and should be "
+                             f"{right}. {CURE}")  # fmt: skip
 
 
 def differing_leaf(expected: dict[str, Any], leaves: dict[str, Any]) -> tuple[str, str] | None:
-    """The first leaf that only one of two trees has, and whether the second "lacks" or "has" it;
-    None if all agree.
+    """The first leaf in only one of two trees, and whether the second "lacks" or "has" it, or None.
 
     Example:
       >>> differing_leaf({"a": 1, "b": 2}, {"a": 3}), differing_leaf({"a": 1}, {"a": 3})
@@ -59,10 +51,7 @@ def differing_leaf(expected: dict[str, Any], leaves: dict[str, Any]) -> tuple[st
 
 def check_containers(field: str, state: PyTree, made: PyTree) -> None:
     """Raise ValueError, naming a container, if two trees have the same leaves in containers of
-    different types.
-
-    Orbax restores dicts and lists where it gets no target.
-    """
+    different types, as from Orbax, which restores dicts and lists where it gets no target."""
     if set(leaves_by_path(state)) != set(leaves_by_path(made)):
         return
     expected = dict(_containers((), made))
@@ -71,8 +60,7 @@ def check_containers(field: str, state: PyTree, made: PyTree) -> None:
         if container is not right:
             name = "/".join(filter(None, (field, path)))
             raise ValueError(
-                f"{name} is a {container.__name__}, and init makes a {right.__name__}: {RESTORE}"
-            )
+                f"{name} is a {container.__name__}, and init makes a {right.__name__}: {RESTORE}")
 
 
 def remember(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
@@ -82,8 +70,7 @@ def remember(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> No
 
 
 def check_remembered(made: dict[Any, PyTree], params: PyTree, model_state: PyTree) -> None:
-    """Raise ValueError, naming a container, if only container types differ from the tree that
-    `init` last made."""
+    """Raise ValueError if only types of containers differ from the tree that `init` last made."""
     tree = {"params": params, "model_state": model_state}
     if made and jax.tree.structure(tree) not in made:
         check_containers("", tree, [*made.values()][-1])

@@ -1,8 +1,8 @@
-"""Gradient compression methods. Each is one file: its settings, its factory, and `METHOD`, its
-registry entry.
+"""Gradient compression methods. Each is one file: settings, factory and `METHOD`, its entry.
 
-A new method is a new file in its family's folder and one line here. The contract tests, the byte
-audit and every table then include it.
+A factory takes its settings object, single settings by name, which replace its fields, or both. A
+new method is a file in its family's folder and a line here; the contract tests, the byte audit and
+every table then include it.
 """
 
 import dataclasses
@@ -38,10 +38,8 @@ from jgc.compress.sparse.random_k import METHOD as _random_k, RandomK, random_k
 from jgc.compress.sparse.scalecom import METHOD as _scalecom, ScaleCom, scalecom
 from jgc.compress.sparse.threshold_v import METHOD as _threshold_v, ThresholdV, threshold_v
 from jgc.compress.sparse.topk import METHOD as _topk, TopK, topk
+from jgc.method import Codec, Exchange, compose, compose_phases, per_layer
 from jgc.method.as_optax import as_optax, init_optax
-from jgc.method.compose import compose, compose_phases
-from jgc.method.exchange import Codec, Exchange
-from jgc.method.per_layer import per_layer
 from jgc.method.stacked import stacked
 from jgc.method.whole_step import step_of_shapes, step_on_nodes
 from jgc.types import Compressor
@@ -57,16 +55,14 @@ def method_of(settings: Any) -> Entry:
       ValueError: no method has settings of this class.
     """
     if any(settings is method.settings for method in METHODS.values()):
-        raise ValueError(
-            f"expected settings, got the class {settings.__name__}: call it, {settings.__name__}()"
-        )
+        name = settings.__name__
+        raise ValueError(f"expected settings, got the class {name}: call it, {name}()")
     for method in METHODS.values():
         if type(settings) is method.settings:
             return method
     known = ", ".join(method.settings.__name__ for method in METHODS.values())
     raise ValueError(
-        f"{type(settings).__name__} is not the settings class of a method; there are {known}"
-    )
+        f"{type(settings).__name__} is not the settings class of a method; there are {known}")
 
 
 def build(settings: Any, **overrides: Any) -> Compressor:
@@ -77,7 +73,7 @@ def build(settings: Any, **overrides: Any) -> Compressor:
       overrides: replace single fields.
 
     Raises:
-      TypeError: a setting that there is not.
+      TypeError: an unknown setting.
       ValueError: no method has settings of this class, or a setting outside its range.
 
     Example:
@@ -88,11 +84,10 @@ def build(settings: Any, **overrides: Any) -> Compressor:
 
 
 def __getattr__(name: str) -> Any:
-    """An error for a method that there is not, with the nearest name."""
+    """Raise AttributeError for an unknown method, with the nearest name."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     near = difflib.get_close_matches(name, METHODS, n=1)
     hint = f". Did you mean {near[0]!r}?" if near else "."
     raise AttributeError(
-        f"jgc.compress has no method {name!r}{hint} There are {', '.join(METHODS)}"
-    )
+        f"jgc.compress has no method {name!r}{hint} There are {', '.join(METHODS)}")

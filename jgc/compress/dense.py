@@ -1,5 +1,4 @@
-"""The uncompressed baseline: the exact mean, by all-reduce, by an explicit ring or by a parameter
-server.
+"""The uncompressed baseline: the exact mean, by all-reduce, ring or parameter server.
 
 The all-reduce takes the mean leaf by leaf and sends bf16 leaves in two bytes where the backend's
 all-reduce keeps them (XLA on CPU does not), all others as f32, float64 rounded. The ring and the
@@ -24,11 +23,10 @@ class Dense:
     """Settings of `dense`."""
 
     algorithm: Literal["psum", "ring", "server"] = "psum"
-    """psum: the runtime's all-reduce; ring: reduce-scatter by ppermute and all-gather; server:
-    gather and average"""
+    """psum: the runtime's all-reduce; ring: by ppermute; server: gather and average"""
     momentum_correction: bool = False
-    """each node's own momentum; set it for a group of layers if another group has momentum
-    correction; the optimiser then has none"""
+    """momentum on each node; set it for a group of layers if another group has momentum correction;
+    the optimiser then has none"""
     momentum: float = 0.9
     """momentum of momentum correction, in [0, 1)"""
 
@@ -41,8 +39,7 @@ def identity() -> Codec:
         encode=lambda key, v, layers: {"dense": v},
         decode=lambda payload, layers: payload["dense"],
         mean=lambda payloads, layers: jnp.mean(payloads["dense"], axis=0),
-        elements=values_of,
-    )
+        elements=values_of)
 
 
 def dense_exchange(algorithm: str) -> Exchange:
@@ -55,9 +52,6 @@ def dense_exchange(algorithm: str) -> Exchange:
 def dense(config: Dense | None = None, **overrides) -> Compressor:
     """The plain mean of all nodes' gradients.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
       ValueError: an unknown algorithm, momentum outside [0, 1).
 
@@ -65,8 +59,7 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
       >>> dense(algorithm="ring").schedule[0].name
       'dense'
 
-    References:
-      Li et al. 2014 (parameter server); Patarasuk and Yuan 2009 (ring all-reduce).
+    Source: Li et al. 2014 (parameter server); Patarasuk and Yuan 2009 (ring all-reduce).
     """
     config = settings_of(Dense, config, overrides)
     check_momentum(config.momentum)

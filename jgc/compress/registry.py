@@ -1,9 +1,10 @@
 """The entry of a method, and checks of its settings. Each method's file defines one as `METHOD`;
-`jgc.compress` collects them.
-"""
+`jgc.compress` collects them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -27,7 +28,7 @@ class Entry(NamedTuple):
         a zero aggregate).
       layers: which layers comparisons send in another way, as in Section VI-A of the LGC paper:
         `FIRST_DENSE`, `FIRST_DENSE_LAST_TOP_K`, or none.
-      citation: its papers in BibTeX; empty for what is jgc's own.
+      citation: its papers in BibTeX; empty for jgc's methods (`papers`).
     """
 
     name: str
@@ -40,32 +41,46 @@ class Entry(NamedTuple):
     citation: str = ""
 
 
-FIRST, LAST = "first", "last"  # a model's own first and last layer, in place of a pattern
+@functools.cache
+def _bibliography() -> dict[str, str]:
+    entries = Path(__file__).with_name("papers.bib").read_text().strip().split("\n\n")
+    return {entry.partition("{")[2].partition(",")[0]: entry for entry in entries}
+
+
+def papers(*keys: str) -> str:
+    """The BibTeX entries of these keys in papers.bib.
+
+    Example:
+      >>> papers("peng2024demo").splitlines()[0]
+      '@misc{peng2024demo,'
+    """
+    return "\n".join(_bibliography()[key] for key in keys)
+
+
+FIRST, LAST = "first", "last"  # instead of a pattern: a model's first and last layer
 FIRST_DENSE: Mapping[str, str] = MappingProxyType({"dense": FIRST})
 FIRST_DENSE_LAST_TOP_K: Mapping[str, str] = MappingProxyType({"dense": FIRST, "top_k": LAST})
 
 
-def settings_of(own: type[T], config: T | None, overrides: Mapping[str, Any]) -> T:
+def settings_of(settings_type: type[T], config: T | None, overrides: Mapping[str, Any]) -> T:
     """The settings that a factory got, with single fields replaced.
 
     Raises:
-      TypeError: `config` is something else, such as a share; settings go by name; or a setting that
-        there is not.
-      ValueError: a value of another type than its setting. Choices, such as "layer", are the
-        factory's to check.
+      TypeError: `config` is something else, such as a share; settings go by name; or an unknown
+        setting.
+      ValueError: a value of the wrong type. Choices, such as "layer", are the factory's to check.
     """
-    config = own() if config is None else config
-    names = [field.name for field in dataclasses.fields(cast(Any, own))]
-    all_names = ", ".join(names)
-    if not isinstance(config, own):
+    config = settings_type() if config is None else config
+    names = [field.name for field in dataclasses.fields(cast(Any, settings_type))]
+    title, all_names = settings_type.__name__, ", ".join(names)
+    if not isinstance(config, settings_type):
         raise TypeError(
-            f"expected settings {own.__name__}, or single ones by name ({all_names}), got "
-            f"{config!r}"
-        )
+            f"expected settings {title}, or single ones by name ({all_names}), got {config!r}")
     unknown = [name for name in overrides if name not in names]
     if unknown:
-        raise TypeError(f"{own.__name__} has no setting {unknown[0]!r}; there are {all_names}")
-    config, hints = dataclasses.replace(cast(Any, config), **overrides), get_type_hints(own)
+        raise TypeError(f"{title} has no setting {unknown[0]!r}; there are {all_names}")
+    config = dataclasses.replace(cast(Any, config), **overrides)
+    hints = get_type_hints(settings_type)
     for name in names:
         value, hint = getattr(config, name), hints[name]
         if not (names_choices(hint) or fits(hint, value)):
@@ -76,8 +91,7 @@ def settings_of(own: type[T], config: T | None, overrides: Mapping[str, Any]) ->
 
 
 def check_idle(config: Any, why: str, *names: str) -> None:
-    """Raise ValueError if one of these settings is not at its default; `why` says beside what it
-    does nothing.
+    """Raise ValueError if one of these settings is not at its default, since it does nothing `why`.
 
     Example:
       >>> from jgc.compress import TopK

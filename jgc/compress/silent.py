@@ -12,10 +12,8 @@ from jgc.compress.dense import identity
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, check_idle, settings_of
 from jgc.compress.settings import ErrorFeedback, memory_of
 from jgc.layout.pack import values_of
-from jgc.method import phases
-from jgc.method.compose import compose_phases
-from jgc.method.exchange import Codec, Stages, all_reduce, nowhere
-from jgc.method.phases import DENSE
+from jgc.method import Codec, compose_phases, phases
+from jgc.method.exchange import Stages, all_reduce, nowhere
 from jgc.types import Compressor
 
 
@@ -26,8 +24,7 @@ class Silent(ErrorFeedback):
     warmup_steps: int = 200
     """uncompressed steps before the silence"""
     momentum_correction: bool = True
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
-    none"""
+    """accumulate each node's momentum (DGC), not plain gradients; the optimiser then has none"""
 
 
 def nothing() -> Codec:
@@ -43,8 +40,7 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     """Dense for `warmup_steps`, then nothing.
 
     Raises:
-      ValueError: negative `warmup_steps`, a memory that does not fit (see
-        `jgc.compress.settings.memory_of`).
+      ValueError: a setting outside its range, or settings of the memory that do not fit together.
 
     Example:
       >>> [phase.name for phase in silent(warmup_steps=100).schedule]
@@ -52,16 +48,10 @@ def silent(config: Silent | None = None, **overrides) -> Compressor:
     """
     config = settings_of(Silent, config, overrides)
     check_idle(config, "where no single values are sent", "factor_masking")
-    stages: Stages = {DENSE: (identity(), all_reduce()), "silent": (nothing(), nowhere())}
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), ("silent", 0))
+    stages: Stages = {phases.DENSE: (identity(), all_reduce()), "silent": (nothing(), nowhere())}
+    schedule = phases.in_sequence((phases.DENSE, config.warmup_steps), ("silent", 0))
     return compose_phases(stages, memory_of(config), schedule)
 
 
-METHOD = Entry(
-    "silent",
-    Silent,
-    silent,
-    "a control: sends nothing",
-    lossless=None,
-    layers=FIRST_DENSE_LAST_TOP_K,
-)
+METHOD = Entry("silent", Silent, silent, "a control: sends nothing", lossless=None,
+               layers=FIRST_DENSE_LAST_TOP_K)  # fmt: skip

@@ -10,8 +10,8 @@ Table = dict[str, dict[str, dict[str, float]]]
 def logical_bytes(messages: Iterable[Message], nodes: int) -> Table:
     """Bytes by role, direction and field: `{"leader": {"up": {"positions": ...}}, ...}`.
 
-    Entries of the leader and of the worker are per node. Without a leader, all K nodes are workers.
-    The server's "up" is all that it receives, its "down" all that it sends.
+    Bytes of the leader and of the worker are per node; without a leader, all K nodes are workers.
+    The server's "up" is the sum of all that it receives, its "down" of all that it sends.
 
     Example:
       >>> logical_bytes([Message("worker", "up", "dense", 8)], nodes=2)["server"]
@@ -38,16 +38,13 @@ def physical_bytes(sent: Iterable[Sent]) -> dict[str, float]:
 
 
 def sent_by(role: str, wire: Wire, direction: str = "up") -> float:
-    """Bytes of one node of a role in one step. A method without a leader has workers only."""
-    roles = {m.role for m in wire.logical}
-    role = role if role in roles else "worker"
+    """Bytes of one node of a role in one step. A method without a leader has only workers."""
+    role = role if any(m.role == role for m in wire.logical) else "worker"
     return float(sum(m.bytes for m in wire.logical if (m.role, m.direction) == (role, direction)))
 
 
 def compression_ratio(role: str, wire: Wire, dense_bytes: float) -> float:
-    """Bytes of the uncompressed gradient over bytes that a node of that role sends up.
-
-    It is inf for a node that sends nothing.
+    """Bytes of the uncompressed gradient over a node's uplink bytes; inf if it sends nothing.
 
     Source: LGC paper, Section VI-A (CR).
     """

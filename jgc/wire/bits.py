@@ -2,9 +2,8 @@
 
 A code of b bits is cut into fields of 16, 8, 4, 2 and 1 bits, so 3 bits are a field of 2 and a
 field of 1. A field of w bits of n codes takes n w / 32 words; word j holds the fields of the codes
-j, j + n w / 32, j + 2 n w / 32, ... So every width packs without gaps, and neighbouring codes are
-in neighbouring words: processors and TPUs pack them side by side. The only overhead is the padding
-to a multiple of 32 codes.
+j, j + n w / 32, j + 2 n w / 32, ... So every width packs without gaps, and neighbouring codes lie
+in neighbouring words, which vectorises. The only overhead is padding to a multiple of 32 codes.
 
     words = pack_bits(codes, bits=3)          # u32[n], below 8 -> u32[3 ceil(n / 32)]
     codes = unpack_bits(words, bits=3, n=n)
@@ -22,7 +21,7 @@ from jgc.types import Array
 
 _WIDTH = 32  # bits of a word, and codes of a group
 LANES, TILE = 128, 8 * 128  # values of a row, and of a tile, of a TPU
-MANY = 2**20  # codes; the padding of as many adds 3 % at most
+MANY = 2**20  # codes; padding this many to whole tiles adds at most 3 %
 
 
 def whole_words(n: int) -> int:
@@ -37,14 +36,7 @@ def whole_words(n: int) -> int:
 
 
 def pack_bits(codes: Array, bits: int) -> Array:
-    """Pack codes into words.
-
-    Args:
-      codes: u32[n], each below 2^bits; higher bits are dropped.
-      bits: 1 to 32.
-
-    Returns:
-      u32[whole_words(n) / 32 * bits].
+    """Pack codes u32[n], each below 2^bits, into words u32[whole_words(n) / 32 * bits].
 
     Raises:
       ValueError: bits outside 1 to 32.
@@ -113,8 +105,7 @@ def ones_at(words: Array, n: int) -> Array:
     def of_node(k):
         return (words[k][None] >> shifts & np.uint32(1)).astype(jnp.int32)  # [32, words]
 
-    # Node by node, the first 8 in one fused operation.
-    few = min(words.shape[0], 8)
+    few = min(words.shape[0], 8)  # added in one fused operation, the others node by node
     first = reduce(jnp.add, [of_node(k) for k in range(few)])
     total = lax.fori_loop(few, words.shape[0], lambda k, total: total + of_node(k), first)
     return total.reshape(-1)[:n]
@@ -122,10 +113,9 @@ def ones_at(words: Array, n: int) -> Array:
 
 def _columns(count: int) -> int:
     """m: words are handled in rows [count / m, m]."""
-    if backend() == "tpu":  # which fills the last axis up to a multiple of 128
+    if backend() == "tpu":  # which pads the last axis to a multiple of 128
         return LANES if count and count % TILE == 0 else count or 1
-    # XLA on CPU then vectorises the cutting of codes into rows, too.
-    return math.gcd(count, 512) or 1
+    return math.gcd(count, 512) or 1  # XLA on CPU then vectorises the cutting into rows, too
 
 
 def fields_of(bits: int) -> list[tuple[int, int]]:

@@ -12,16 +12,16 @@ With x the values of a block, a = max |x|, e the exponent of the element's large
     MX     X = 2^(floor(log2 a) - e);                 codes of x / X, clipped to the element's range
     NVFP4  S = A / (6 448), A the largest of 4,096 values;  s = E4M3(a / (6 S));  codes of x / (s S)
 
-Elements are rounded to the nearest, ties to even, or at random so that x is the mean. E8M0 is the
-exponent plus 127. The last block may be shorter: then its scale is that of the values there are.
+Elements are rounded to the nearest, ties to even, or at random without bias. E8M0 is the exponent
+plus 127. The last block may be shorter.
 
 Source: Rouhani et al. 2023, "OCP Microscaling Formats (MX) Specification", version 1.0, Sections 5
 and 6.3; NVIDIA 2025, "Pretraining Large Language Models with NVFP4", Appendix C.
 
 Differs from the specifications
-  1. Rounding at random must clip nothing, or it would be biased. So X is twice as large where
-     a / X would exceed the largest element (as Mishra et al. 2025, "Recipes for Pre-training LLMs
-     with MXFP8"), and s is rounded up. The messages have the same format.
+  1. Rounding at random must clip nothing, or it would be biased: X is doubled where a / X would
+     exceed the largest element (Mishra et al. 2025, "Recipes for Pre-training LLMs with MXFP8"),
+     and s is rounded up. The messages have the same format.
   2. S of NVFP4 is that of 4,096 consecutive values, not of a tensor: layers whose gradients differ
      10,000-fold share a message. It has 16 significant bits, so that products of an element, s and
      S are exact, and decoders that fuse a product with a sum decode to the same bits.
@@ -49,17 +49,14 @@ E2M1, E4M3, E5M2 = (jnp.dtype(x) for x in (jnp.float4_e2m1fn, jnp.float8_e4m3fn,
 _MX = {"mxfp8_e4m3": E4M3, "mxfp8_e5m2": E5M2, "mxfp4": E2M1}
 BLOCK_FORMATS = (*_MX, "nvfp4")
 MX_BLOCK, NV_BLOCK, NV_GROUP = 32, 16, 4096
+_GROUP = NV_GROUP // NV_BLOCK  # blocks
 _LARGEST = float(jnp.finfo(E2M1).max) * float(jnp.finfo(E4M3).max)  # 6 x 448
 _TINY = float(jnp.finfo(jnp.float32).tiny)
+_UP = 0.0  # noise below every remainder: rounds up unless x is a value of the format
 
 
 def in_blocks(name: str, at_random: bool = False, field: str = "codes") -> Quantiser:
-    """The quantiser of a block format.
-
-    Args:
-      name: of the format, in `BLOCK_FORMATS`.
-      at_random: round without bias, not to the nearest.
-      field: name of the codes in the payload.
+    """The quantiser of one of `BLOCK_FORMATS`; `at_random` rounds without bias, not to the nearest.
     """
     element = _MX.get(name, E2M1)
     block = MX_BLOCK if name in _MX else NV_BLOCK
@@ -67,46 +64,44 @@ def in_blocks(name: str, at_random: bool = False, field: str = "codes") -> Quant
 
     def quantise(key, v, layers):
         if backend() == "cpu" and not plain():
-            return _row_by_row(at_once, key, v, layers)
-        return at_once(key, v, layers)
+            return _row_by_row(whole_vector, key, v, layers)
+        return whole_vector(key, v, layers)
 
-    def at_once(key, v, layers):
+    def whole_vector(key, v, layers):
         at_most = each_group(largest, jnp.abs(v), layers, block)  # f32[blocks]
         factor, scales = scaled(at_most, at_random)
         v, (factor,) = aligned(v, [factor], layers, block)
         v = round_to(v * factor, element, noise(key, v.shape) if at_random else None)
         return codes_of(v, element), scales
 
-    def value(codes, scale):
-        # half an element times twice the scale: 2^-127 is no normal f32
+    def value(codes, scale):  # half an element times twice the scale: 2^-127 is no normal f32
         return values_of_codes(codes, element) / 2 * scale
 
     return Quantiser(
         name, jnp.finfo(element).bits, quantise, value, bucket=block, field=field, in_parts=True,
-        scale_code=_E8M0 if name in _MX else _TWO_LEVELS,
-    )  # fmt: skip
+        scale_code=_E8M0 if name in _MX else _TWO_LEVELS)
 
 
-def _row_by_row(at_once: Callable[..., Any], key: Key, v: Array, layers: Layers) -> Any:
-    """`at_once` of rows of 4,096 values, which are whole blocks and groups, and of the rest.
+def _row_by_row(quantise: Callable[..., Any], key: Key, v: Array, layers: Layers) -> Any:
+    """`quantise` of rows of 4,096 values, which are whole blocks and groups, and of the rest.
 
-    XLA on CPU would fuse all of it with the packing of codes, in whose order it vectorises nothing.
-    The codes of a loop it writes first.
+    XLA on CPU would fuse all of it with the packing of codes, in an order that it cannot vectorise;
+    the codes of a loop are written first.
     """
     count = v.size // NV_GROUP
     if not count:
-        return at_once(key, v, layers)
+        return quantise(key, v, layers)
 
     def row(i):
         cut = lax.dynamic_slice_in_dim(v, i * NV_GROUP, NV_GROUP)
-        codes, scales = at_once(jax.random.fold_in(key, i), cut, (whole(NV_GROUP),))
+        codes, scales = quantise(jax.random.fold_in(key, i), cut, (whole(NV_GROUP),))
         return codes.reshape(-1).astype(jnp.uint8), scales
 
     rows = jax.tree.map(lambda x: x.reshape(-1), lax.map(row, jnp.arange(count)))
     rest = v[count * NV_GROUP :]
     if not rest.size:
         return rows
-    codes, scales = at_once(jax.random.fold_in(key, count), rest, (whole(rest.size),))
+    codes, scales = quantise(jax.random.fold_in(key, count), rest, (whole(rest.size),))
     last = codes.reshape(-1)[: rest.size].astype(jnp.uint8), scales
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), rows, last)
 
@@ -124,21 +119,13 @@ def _mx(element: Any, at_most: Array, at_random: bool) -> tuple[Array, tuple[Arr
 def _nv(at_most: Array, at_random: bool) -> tuple[Array, tuple[Array, ...]]:
     """1 / (s S) of every block; s of every block and S of every group of blocks."""
     group = largest(jnp.pad(at_most, (0, -at_most.size % _GROUP)).reshape(-1, _GROUP))
-    of_group = jnp.maximum(_short(group * np.float32(1 / _LARGEST)), _TINY)
+    bits = lax.bitcast_convert_type(group * np.float32(1 / _LARGEST), jnp.uint32)
+    short = lax.bitcast_convert_type(bits & np.uint32(0xFFFFFF00), jnp.float32)  # 16 bits
+    of_group = jnp.maximum(short, _TINY)
     s = at_most * np.float32(1 / 6) / _spread(of_group, at_most.size)
     s = round_to(s, E4M3, _UP if at_random else None)
     scale = s * _spread(of_group, at_most.size)
     return jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0), (s, of_group)
-
-
-_GROUP = NV_GROUP // NV_BLOCK  # blocks
-_UP = 0.0  # noise below every remainder: rounds up what is no value of the format
-
-
-def _short(x: Array) -> Array:
-    """x f32 with 16 significant bits, rounded towards zero."""
-    bits = lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0xFFFFFF00)
-    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _spread(of_group: Array, blocks: int) -> Array:

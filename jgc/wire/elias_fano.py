@@ -1,18 +1,18 @@
 """Elias-Fano code of sorted positions, inside the compiled step: near the entropy bound.
 
-The code of k positions out of n has two parts:
+The code of k positions out of n has two parts, the low one first:
 
     low     the lowest w = floor(log2(n/k)) bits of each position as they are, k w bits
     high    the remaining bits as a bitmap of k ones and ceil(n / 2^w) zeros: position i has the
             high part h if the i-th one is bit h + i
 
-At k/n = 0.1 % the code takes 12.0 bits per position. The entropy bound is 11.4; an int32 takes 32.
+At k/n = 0.1 % the code takes 12.0 bits per position; the entropy bound is 11.4, an int32 takes 32.
 
     code = encode(positions, n)     # i32[k], ascending -> u32[words(n, k)]
     positions = decode(code, n, k)
 
-Bit b of the code is bit b % 32 of word b // 32. The low parts come first. The only overhead is the
-rest of the last word. Neither side allocates anything of size n, and all sizes depend only on n, k.
+Bit b of the code is bit b % 32 of word b // 32; the only overhead is the rest of the last word.
+Neither side allocates anything of size n, and all sizes depend only on n and k.
 
 Source: Elias, Efficient storage and retrieval by content and address of static files, J. ACM 21(2),
 1974; Fano, On the number of bits required to implement an associative memory, MIT Project MAC,
@@ -30,10 +30,7 @@ _LARGEST = 2**31  # largest n for int32 positions; bit numbers of a code then st
 
 
 def elias_fano_bits(n: int, k: int) -> int:
-    """Size in bits of the code: at most 2 bits a position, plus one bit, above the entropy bound.
-
-    Raises:
-      ValueError: not 0 <= k <= n.
+    """Size of the code in bits: at most 2 bits a position, plus one bit, above the entropy bound.
 
     Example:
       >>> elias_fano_bits(1024, 8) == 8 * 7 + 8 + 8
@@ -45,10 +42,7 @@ def elias_fano_bits(n: int, k: int) -> int:
 
 
 def words(n: int, k: int) -> int:
-    """Number of words of the code: `elias_fano_bits(n, k)` rounded up to whole words.
-
-    Raises:
-      ValueError: not 0 <= k <= n <= 2^31.
+    """Size of the code in words.
 
     Example:
       >>> words(2_400_000, 2_400), 32 * words(2_400_000, 2_400) / 2_400
@@ -65,17 +59,9 @@ def low_bits(n: int, k: int) -> int:
 
 
 def encode(positions: Array, n: int) -> Array:
-    """Encode positions.
+    """Encode ascending positions i32[k] below n, not checked, repeats allowed: u32[words(n, k)].
 
-    Args:
-      positions: i32[k], ascending, 0 <= p < n; a position may occur several times. Not checked.
-      n: length of the vector that positions point into, k <= n <= 2^31.
-
-    Returns:
-      u32[words(n, k)].
-
-    Raises:
-      ValueError: n is less than k or more than 2^31.
+    Raises ValueError unless k <= n <= 2^31.
 
     Example:
       >>> encode(jnp.array([3, 17, 40]), n=64)
@@ -92,9 +78,7 @@ def encode(positions: Array, n: int) -> Array:
     low = p & jnp.uint32(2**w - 1)
     low_at, high_at = i * jnp.uint32(w), jnp.uint32(k * w) + (p >> w) + i  # bit numbers
     shift = low_at & 31
-    beyond = (
-        low >> (31 - shift) >> 1
-    )  # a low part's bits in the next word; a shift by 32 is undefined
+    beyond = low >> (31 - shift) >> 1  # bits in the next word; a shift by 32 is undefined
     # No two of these share a bit, so adding words gives their union. On CPU a scatter with repeated
     # words is fastest: 0.02 ms for k = 2,400, where prefix sums and a search take 0.1 ms.
     where = jnp.concatenate([low_at >> 5, (low_at >> 5) + 1, high_at >> 5]).astype(jnp.int32)
@@ -113,8 +97,7 @@ def decode(code: Array, n: int, k: int) -> Array:
     """
     if code.shape != (words(n, k),):
         raise ValueError(
-            f"the code of {k} positions out of {n} is u32[{words(n, k)}], got {list(code.shape)}"
-        )
+            f"the code of {k} positions out of {n} is u32[{words(n, k)}], got {list(code.shape)}")
     if k == 0:
         return jnp.zeros((0,), jnp.int32)
     if plain():

@@ -27,25 +27,16 @@ def to_fixed(x: Array, dtype: str, nodes: int) -> Array:
 
 
 def check_room(setting: str, dtype: str, count: int, what: str, cure: str) -> None:
-    """Raise ValueError if the sum over so many nodes leaves each of them less than two units.
-
-    Args:
-      setting: name of the setting that chose the dtype.
-      dtype: an integer dtype of `units`.
-      count: of nodes.
-      what: what is left, with {:.2g} for the units.
-      cure: the value of the setting that would do.
-    """
+    """Raise ValueError if the sum over `count` nodes leaves each of them less than two units. The
+    message has {:.2g} in `what`, a node's room, and `cure`, a value of the setting with room."""
     most = largest_summand(dtype, count) / units(dtype)
     if most < 2:
-        left = what.format(most)
-        raise ValueError(
-            f"{setting}={dtype!r} leaves each of {count} nodes {left}: use {setting}={cure!r}"
-        )
+        raise ValueError(f"{setting}={dtype!r} leaves each of {count} nodes {what.format(most)}: "
+                         f"use {setting}={cure!r}")  # fmt: skip
 
 
 def largest_summand(dtype: str, count: int) -> float:
-    """The largest f32 of which an integer dtype can hold the sum of `count` copies.
+    """The largest f32 such that the sum of `count` copies fits an integer dtype.
 
     Example:
       >>> largest_summand("int8", 8)

@@ -3,10 +3,9 @@
     rotate(v, m) = H D v,  block by block of m consecutive values;  rotate_back inverts it
 
 D: signs, the same on all nodes and in all steps. H: Sylvester's Hadamard matrix, H H = m I. A block
-with one large value becomes m values of the same magnitude. So a code that gives a block of values
-one scale loses less of the small ones. The values after the last whole block stay as they are.
-
-All nodes rotate alike, so the mean of rotated vectors is the rotated mean.
+with one large value becomes m values of the same magnitude, so a code with one scale per block
+loses less of the small ones. The values after the last whole block stay as they are. All nodes
+rotate alike, so the mean of rotated vectors is the rotated mean.
 
 Source: Suresh et al. 2017, "Distributed Mean Estimation with Limited Communication", ICML, Section
 3; Tseng et al. 2025, "Training LLMs with MXFP4", AISTATS, Section 3.2 (blocks).
@@ -15,8 +14,8 @@ Differs from the papers
   1. Both directions multiply by powers of two whose product is 1 / m, not by 1 / sqrt(m) each: no
      product rounds, and rotated values are sqrt(2) times smaller where m is no power of four. Codes
      with scales do not notice.
-  2. The signs are those of a fixed seed. Papers draw them anew in each step; here a message can be
-     decoded without the step's key.
+  2. The signs come from a fixed seed, so that a message can be decoded without the step's key. The
+     papers draw them anew in each step.
 """
 
 from collections.abc import Callable
@@ -37,8 +36,7 @@ def check_block(block: int) -> None:
     """Raise ValueError unless a block is 0 (no rotation) or a power of two, 2 to 65,536."""
     if block and not (2 <= block <= MOST and block & (block - 1) == 0):
         raise ValueError(
-            f"hadamard must be a power of two, 2 to {MOST}, or 0 for none, got {block}"
-        )
+            f"hadamard must be a power of two, 2 to {MOST}, or 0 for none, got {block}")
 
 
 def rotate(v: Array, block: int) -> Array:
@@ -91,15 +89,13 @@ def _transformed(x: Array, halvings: int) -> Array:
     return x.reshape(shape) * np.float32(2.0**-halvings)
 
 
-def _sums_and_differences(parts: list[Array]) -> list[Array]:
+def _sums_and_differences(x: list[Array]) -> list[Array]:
     """H of a list of arrays, step by step."""
     half = 1
-    while half < len(parts):
-        parts = [
-            parts[i - half] - x if i & half else x + parts[i + half] for i, x in enumerate(parts)
-        ]
+    while half < len(x):
+        x = [x[i - half] - y if i & half else y + x[i + half] for i, y in enumerate(x)]
         half *= 2
-    return parts
+    return x
 
 
 def _signs(block: int) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Random bits that are a hash of each position, keyed by two random words.
 
-The hash passes no test of cryptography, but rounds without bias, and XLA computes it where it is
-used; the bits of `jax.random.bits` are computed in passes through memory.
+Not cryptographic, but unbiased for rounding, and XLA computes it where it is used; the bits of
+`jax.random.bits` are computed in passes through memory.
 
-Source: the constants are those of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
+Source: the constants of lowbias32, Wellons 2018, "Prospecting for Hash Functions".
 """
 
 import math
@@ -19,9 +19,8 @@ from jgc.types import Array, Key
 def noise(key: Key, shape: tuple[int, ...]) -> Array:
     """Random numbers in [0, 1), multiples of 2^-24: f32 of a shape, to round at random."""
     first, second = jax.random.bits(key, (2,), jnp.uint32)
-    return (hashed(first, second, shape) >> 8).astype(jnp.int32).astype(jnp.float32) * np.float32(
-        2.0**-24
-    )
+    bits = hashed(first, second, shape) >> 8
+    return bits.astype(jnp.int32).astype(jnp.float32) * np.float32(2.0**-24)
 
 
 def to_bfloat16(key: Key, x: Array) -> Array:

@@ -4,9 +4,9 @@
     values = decode(quantiser, payload, layers)     # -> f32[n]
     mean = mean_of(quantiser, payloads, layers)     # of payloads with a leading axis [K] -> f32[n]
 
-A quantiser says only what a code is. There are three ways to compute it: of the whole vector; part
-by part, so that temporary arrays stay in a processor's cache; on a TPU in blocks of its tiles
-(`jgc.wire.quantized_tiles`). `plain_encode` and `plain_mean` are what all of them compute.
+A quantiser says only what a code is. It is computed of the whole vector, part by part, so that
+temporary arrays stay in a processor's cache, or on a TPU in blocks of its tiles
+(`jgc.wire.quantized_tiles`); `plain_encode` and `plain_mean` are the reference of all three.
 """
 
 import math
@@ -31,48 +31,30 @@ _UNROLLED = 4  # nodes whose payloads are decoded in one fused loop
 
 
 class ScaleCode(NamedTuple):
-    """How scales travel that are no f32.
+    """How scales travel that are not f32."""
 
-    Attributes:
-      write: the scales that `quantise` returns -> fields of the payload.
-      read: the payload, or all nodes' payloads -> f32[..., G] for each scale that `value` takes.
-    """
-
-    write: Callable[..., Payload]
-    read: Callable[[Payload], list[Array]]
+    write: Callable[..., Payload]  # the scales that `quantise` returns -> fields of the payload
+    read: Callable[[Payload], list[Array]]  # payloads -> f32[..., G] for each scale of `value`
 
 
 class Quantiser(NamedTuple):
-    """A code of a few bits for every value, and the scales that groups of values share.
+    """A code of a few bits for every value, and the scales that groups of values share."""
 
-    Attributes:
-      name: of the codec and of the phase.
-      bits: of a code, 1 to 32.
-      quantise: `(key, v f32[n], layers[, agreed]) -> (codes of n values, scales)`; scales is a
-        tuple of f32[G]. The codes may be in the shape of `aligned`.
-      value: `(codes u32, scale of each code, ...) -> f32`, elementwise.
-      scales: number of scales of a group.
-      bucket: number of values that share a scale, or 0 for one group per layer.
-      field: name of the codes in the payload.
-      float_dtype: None, or the codes are floats that travel in this dtype.
-      in_parts: whether codes are computed part by part; needs buckets.
-      finish: `(sum over nodes, K) -> mean`, elementwise.
-      agree: see `jgc.method.compose.Codec`.
-      scale_code: None, or how the scales travel; `scales` is then not read.
-    """
-
-    name: str
-    bits: int
+    name: str  # of the codec and of the phase
+    bits: int  # of a code, 1 to 32
+    # (key, v f32[n], layers[, agreed]) -> codes of n values, maybe in the shape of `aligned`, and
+    # scales, a tuple of f32[G]
     quantise: Callable[..., tuple[Array, tuple[Array, ...]]]
-    value: Callable[..., Array]
-    scales: int = 1
-    bucket: int = 0
-    field: str = "codes"
-    float_dtype: Any = None
-    in_parts: bool = False
+    value: Callable[..., Array]  # (codes u32, scale of each code, ...) -> f32, elementwise
+    scales: int = 1  # number of scales of a group
+    bucket: int = 0  # number of values that share a scale, or 0 for one group per layer
+    field: str = "codes"  # name of the codes in the payload
+    float_dtype: Any = None  # None, or the codes are floats that travel in this dtype
+    in_parts: bool = False  # whether codes are computed part by part; needs buckets
+    # (sum over nodes, K) -> mean, elementwise
     finish: Callable[[Array, int], Array] = lambda total, nodes: total / nodes
-    agree: Callable[[Array, Layers], Array] | None = None
-    scale_code: ScaleCode | None = None
+    agree: Callable[[Array, Layers], Array] | None = None  # see `jgc.method.Codec`
+    scale_code: ScaleCode | None = None  # how the scales travel; `scales` is then not read
 
 
 def encode(q: Quantiser, key: Key, v: Array, layers: Layers, *agreed: Array) -> Payload:
@@ -95,7 +77,7 @@ def encode(q: Quantiser, key: Key, v: Array, layers: Layers, *agreed: Array) -> 
 
 
 def plain_encode(q: Quantiser, key: Key, v: Array, layers: Layers, *agreed: Array) -> Payload:
-    """The payload of v f32[n], computed at once."""
+    """The reference of `encode`, computed of the whole vector."""
     codes, scales = q.quantise(key, v, layers, *agreed)
     if q.in_parts:
         # Else XLA on CPU computes codes where it packs them, in an order that it cannot vectorise.
@@ -117,7 +99,7 @@ def decode(q: Quantiser, payload: Payload, layers: Layers) -> Array:
 
 
 def plain_decode(q: Quantiser, payload: Payload, layers: Layers) -> Array:
-    """The values of a payload, f32[n], computed at once."""
+    """The reference of `decode`, computed of the whole vector."""
     n = values_of(layers)
     codes, scales = _unpacked(q, payload[q.field], n), scales_of(q, payload)
     if scales:
@@ -142,7 +124,7 @@ def mean_of(q: Quantiser, payloads: Payload, layers: Layers) -> Array:
     if part_size(q, n) != n:
         return _mean_in_parts(q, payloads, n)
 
-    # A scan: [K, n] at once would not fit for a large model.
+    # A scan: all of [K, n] would not fit for a large model.
     # The barrier prevents fusion with the sum, so that all layouts give the same bits.
     def add(total, payload):
         return total + lax.optimization_barrier(plain_decode(q, payload, layers)), None
@@ -198,15 +180,14 @@ def _mean_in_parts(q: Quantiser, payloads: Payload, n: int) -> Array:
             x = plain_decode(q, part, (whole(length),))
             return jnp.pad(x, (0, -length % columns)).reshape(-1, columns)
 
-        # One node after another: XLA on CPU does not fuse a sum over the first axis with what
-        # makes its operand.
+        # Node by node: XLA on CPU does not fuse a sum over the first axis with its operand.
         few = min(nodes, _UNROLLED)
         total = reduce(jnp.add, [node(k) for k in range(few)])
         total = lax.fori_loop(few, nodes, lambda k, total: total + node(k), total)
         mean, row = q.finish(total, nodes), i * (size // columns)
         return lax.dynamic_update_slice_in_dim(out, mean, row, 0)
 
-    # Zeros that vary over the devices that the payloads vary over.
+    # zeros that vary over the same devices as the payloads
     zero = 0 * jnp.sum(jax.tree.leaves(payloads)[0].reshape(-1)[:1].astype(jnp.float32))
     out = jnp.full((-(-n // columns), columns), zero)
     out = lax.fori_loop(0, count, lambda i, out: write(i, out, size), out)
@@ -221,10 +202,11 @@ def _rows(x: Array) -> Array:
 
 def _lengths(q: Quantiser, size: int) -> dict[str, int]:
     """Lengths of the arrays in the payload of a part."""
+    def encoded(key, x):
+        return plain_encode(q, key, x, (whole(size),))
+
     x = jax.ShapeDtypeStruct((size,), jnp.float32)
-    payload = jax.eval_shape(
-        lambda key, x: plain_encode(q, key, x, (whole(size),)), jax.random.key(0), x
-    )
+    payload = jax.eval_shape(encoded, jax.random.key(0), x)
     return {field: x.size for field, x in payload.items()}
 
 
@@ -232,7 +214,7 @@ def _lengths(q: Quantiser, size: int) -> dict[str, int]:
 
 
 def _packed(q: Quantiser, codes: Array) -> Array:
-    """Codes as words; floats in their dtype, on a TPU as words if there are many."""
+    """Codes as words; floats in their dtype, on a TPU as words if there are `MANY`."""
     if q.float_dtype is None:
         return pack_bits(codes, q.bits)
     if plain() or backend() != "tpu" or codes.size < MANY:
@@ -257,7 +239,7 @@ def _unpacked(q: Quantiser, words: Array, n: int) -> Array:
 
 
 def floats_of(q: Quantiser, codes: Array) -> Array:
-    """Unpacked codes u32 as what `Quantiser.value` takes: floats as f32, others unchanged."""
+    """Unpacked codes u32 as `Quantiser.value` takes them: floats as f32, others unchanged."""
     if q.float_dtype is None:
         return codes
     narrow = lax.bitcast_convert_type(codes.astype(jnp.dtype(f"uint{q.bits}")), q.float_dtype)

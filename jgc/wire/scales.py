@@ -24,13 +24,9 @@ def check_bucket(bucket: int) -> None:
 
 
 def each_group(reduced: Callable[[Array], Array], x: Array, layers: Layers, bucket: int) -> Array:
-    """`reduced` of every group: f32[n] -> f32[G]. The last bucket is padded with zeros.
+    """`reduced` of every group of `bucket` values, or of every layer: f32[n] -> f32[G].
 
-    Args:
-      reduced: `[..., m] -> [...]`, along the last axis; zeros must not change its result.
-      x: f32[n].
-      layers: ranges of x.
-      bucket: number of values in a group, or 0 for one group per layer.
+    It reduces the last axis, and zeros, with which the last bucket is padded, must not change it.
     """
     bucket = min(bucket, x.size)
     if bucket and _are_rows(x.size, bucket) and reduced in (largest, summed):
@@ -49,7 +45,7 @@ def summed(x: Array) -> Array:
 
 
 def largest(x: Array) -> Array:
-    """The largest along the last axis."""
+    """Maximum along the last axis."""
     return jnp.max(x, axis=-1)
 
 
@@ -69,8 +65,8 @@ def aligned(
 ) -> tuple[Array, list[Array]]:
     """x [n] and the scales of its values, in shapes that broadcast.
 
-    These are [G, bucket] and [G, 1] if all buckets are full. On a TPU x may get zeros at its end,
-    as many as `pack_bits` would add to it.
+    These are [G, bucket] and [G, 1] if all buckets are full. On a TPU x may get as many zeros at
+    its end as `pack_bits` would add.
     """
     bucket = min(bucket, x.size)
     if bucket and _are_rows(x.size, bucket):
@@ -106,7 +102,7 @@ def over_groups(scales: Array, layers: Layers, bucket: int) -> Array:
 def _over_tiles(scales: Array, layers: Layers) -> Array:
     """`over_groups` of layers, tile by tile: few tiles have values of several layers.
 
-    XLA for TPU compiles a vector that is joined of many parts for long, and moves each part.
+    XLA for TPU takes long to compile a vector joined of many parts, and moves each part.
     """
     n = values_of(layers)
     place = np.arange(TILE, dtype=np.int32).reshape(1, -1, LANES)
@@ -121,8 +117,8 @@ def layers_of_tiles(layers: Layers, tiles: int) -> list[tuple[np.ndarray, np.nda
     """For each tile of values its first layer, its second, ..., and where in the tile it starts."""
     ends = np.cumsum([layer.size for layer in layers if layer.size])
     first = np.arange(tiles) * TILE
-    which = np.minimum(np.searchsorted(ends, first, side="right"), len(ends) - 1)
-    last = np.minimum(np.searchsorted(ends, first + TILE - 1, side="right"), len(ends) - 1)
+    which, last = (np.minimum(np.searchsorted(ends, x, side="right"), len(ends) - 1)
+                   for x in (first, first + TILE - 1))  # fmt: skip
     levels = [(which, np.zeros(tiles, np.int32))]
     while (which < last).any():
         start = np.where(which < last, ends[which] - first, TILE).astype(np.int32)

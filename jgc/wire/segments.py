@@ -12,14 +12,10 @@ from jgc.types import Array
 def segments_of(
     part: Callable[[int, int], Array], whole: Array, places: int, overlapped: bool
 ) -> Callable[[Array], Array]:
-    """`i -> f32[m]`, segment i of a code in `places` segments; the last ones end with zeros.
+    """`i -> f32[m]`, segment i of a code in `places` segments, zeros at the end of the last ones.
 
-    Args:
-      part: `(start, stop) -> values of the code`, with static bounds.
-      whole: all values of the code.
-      places: number of segments.
-      overlapped: compute a segment by itself, so that XLA can do so while the one before is sent;
-        if not, cut it out of the whole.
+    If `overlapped`, a segment is computed by itself, `part(start, stop)` with static bounds, so
+    that XLA can do so while the one before is sent; if not, it is cut out of the `whole` code.
     """
     width = -(-whole.size // places)
 

@@ -1,4 +1,4 @@
-"""Sums and largest values of ranges of a vector, each split into parts: equal bits in every run.
+"""Sums and maxima of ranges of a vector, each split into parts: equal bits in every run.
 
 A GPU adds up the values of a scatter by atomics, in any order: the sums differ by rounding from run
 to run and from device to device. So there the values of a range are laid out in rows, and the rows
@@ -20,16 +20,13 @@ import numpy as np
 from jgc.backend import backend, plain
 from jgc.types import Array
 
-AT_MOST = 2**16  # values that are added one after another, about
+AT_MOST = 2**16  # values that are added in sequence, about
 
 
 def group_ids(counts: Sequence[int], part: Array | None = None, parts: int = 1) -> Array:
     """Number of the sum that each value belongs to: `parts` times its range, plus its part; i32[n].
 
-    Args:
-      counts: values of each range. Static; n is their sum.
-      part: of each value, i32[n], in [0, parts); None for one part.
-      parts: their number.
+    `counts` are the values of each range, static; `part` is i32[n], in [0, parts).
 
     Example:
       >>> group_ids((1, 2), jnp.array([1, 0, 1]), 2)
@@ -42,9 +39,7 @@ def group_ids(counts: Sequence[int], part: Array | None = None, parts: int = 1) 
 def range_sums(x: Array, counts: Sequence[int], part: Array | None = None, parts: int = 1) -> Array:
     """The sum of each part of each range, f32[parts * ranges]; 0 for one without values.
 
-    Args:
-      x: f32[n].
-      counts, part, parts: see `group_ids`.
+    x is f32[n]; for the others see `group_ids`.
 
     Example:
       >>> range_sums(jnp.array([1.0, 2.0, 4.0]), (2, 0, 1))
@@ -66,7 +61,7 @@ def range_sums(x: Array, counts: Sequence[int], part: Array | None = None, parts
 def range_maxima(
     x: Array, counts: Sequence[int], part: Array | None = None, parts: int = 1
 ) -> Array:
-    """The largest value of each part of each range, f32[parts * ranges]; -inf without values.
+    """The maximum of each part of each range, f32[parts * ranges]; -inf without values.
 
     Example:
       >>> range_maxima(jnp.array([1.0, 2.0, 4.0]), (3,), jnp.array([0, 0, 1]), 2)
@@ -81,13 +76,9 @@ def range_maxima(
 
 
 def _in_rows(
-    reduce: Callable[[Array, int], Array],
-    nothing: float,
-    x: Array,
-    counts: Sequence[int],
-    part: Array | None,
-    parts: int,
-) -> Array:
+    reduce: Callable[[Array, int], Array], nothing: float,
+    x: Array, counts: Sequence[int], part: Array | None, parts: int,
+) -> Array:  # fmt: skip
     """Cut each range into blocks, reduce these as rows, and then the blocks of each range.
 
     Blocks have about as many values as the longest range has blocks, so both steps add few values.

@@ -5,20 +5,19 @@
     "8bit", "4bit", "2bit", "1bit"   a sign and one of L = 2^(bits - 1) magnitudes s (l + 1/2) / L
     "2bit-codebook"                  one of four values, two of either sign, listed in f32
     "mxfp8_e4m3", "mxfp8_e5m2",      floats of 8 or 4 bits with a scale for 32 or 16 values, of
-    "mxfp4", "nvfp4"                 whatever layers (`jgc.wire.blocks`); rounded to the nearest
+    "mxfp4", "nvfp4"                 any layers (`jgc.wire.blocks`); rounded to the nearest
 
 With codes of a few bits each layer has two scales s > 0: one for its positive and one for its
 negative values. The level l of a value is its magnitude over the largest of that layer and sign,
-rounded down to a multiple of 1 / L.
-Then s minimises the squared error, so the error never exceeds the values in norm. With 1 bit, the
-decoded magnitude is the mean. The sender's residual keeps the error. The codebook divides a layer's
-values of one sign into the smaller and the larger, by Lloyd's algorithm, and lists the mean of
-either: the smallest value that top-k selects is far from 0, where levels s / 4 and 3 s / 4 have
-half of their range. For selected values "2bit" can even have more error than "1bit": for the
-largest 10 % of normal values 4 times its squared error, where the codebook has a third of it.
+rounded down to a multiple of 1 / L. Then s minimises the squared error, so the error never exceeds
+the values in norm; with 1 bit, the decoded magnitude is the mean. The sender's residual keeps the
+error. The codebook divides a layer's values of one sign into the smaller and the larger, by Lloyd's
+algorithm, and lists the mean of either: the smallest value that top-k selects is far from 0, where
+levels s / 4 and 3 s / 4 have half of their range. For the largest 10 % of normal values "2bit" has
+4 times the squared error of "1bit", and the codebook a third of it.
 
 Source: Strom 2015, Seide et al. 2014 (1 bit), Lin et al. 2018 (once positions are coded, values
-dominate the payload). Least squares in place of means, for 2 bits and more, is ours. The codebook:
+dominate the payload). Least squares instead of means, for 2 bits and more, is ours. The codebook:
 Lloyd 1982; SparseLoCo (Sarfi et al. 2025) has one of bins of equal width.
 """
 
@@ -47,36 +46,30 @@ def check_value_code(code: str) -> None:
     """Raise ValueError unless `code` is one of `ValueCode`."""
     if code not in get_args(ValueCode):
         raise ValueError(
-            f"value_code must be one of {', '.join(get_args(ValueCode))}, got {code!r}"
-        )
+            f"value_code must be one of {', '.join(get_args(ValueCode))}, got {code!r}")
 
 
 def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
-    """Encode values into a payload.
+    """Encode values f32[mu], `counts` of each layer, into a payload.
 
-    Args:
-      code: the value code.
-      x: f32[mu], layer by layer.
-      counts: number of values of each layer.
-
-    Returns:
-      "values": [mu] of a float dtype, or u32 words; for codes of a few bits also "scales", f32[2 *
-      layers], or the codebooks, f32[4 * layers]; for block formats the blocks' scales, u8 or f8.
+    "values" are [mu] of a float dtype, or u32 words. Codes of a few bits also have "scales", f32[2
+    * layers], or the codebooks, f32[4 * layers]; block formats the blocks' scales, u8 or f8.
     """
     if code in BLOCK_FORMATS:
         q = in_blocks(code, field="values")
         # the key is not used: to the nearest
         return quantized_words.encode(q, jax.random.key(0), x, (whole(x.size),))
-    if code == CODEBOOK:
-        return _encode_by_codebook(x, counts)
-    if not code.endswith("bit"):
+    if not code.endswith("bit") and code != CODEBOOK:
         return {"values": x if code == x.dtype else narrowed(x, code)}
-    bits = int(code[:-3])
-    levels, magnitudes = 2 ** (bits - 1), jnp.abs(x)
+    magnitudes = jnp.abs(x)
     sign, group = _sign(x < 0), _group(x < 0, counts)
-    largest = range_maxima(magnitudes, counts, sign, 2)
-    largest = jnp.where(largest > 0, largest, 0)  # a group without values has -inf
-    share = magnitudes / jnp.where(largest > 0, largest, 1)[group]  # in [0, 1]
+    largest = jnp.maximum(range_maxima(magnitudes, counts, sign, 2), 0)  # -inf without values
+    # in [0, 1], so that sums of squares do not overflow
+    share = magnitudes / jnp.where(largest > 0, largest, 1)[group]
+    if code == CODEBOOK:
+        return _by_codebook(x < 0, share, largest, sign, group, counts)
+    bits = int(code[:-3])
+    levels = 2 ** (bits - 1)
     level = jnp.minimum((share * levels).astype(jnp.uint32), levels - 1)
     unit = _unit(level, levels)
     used = range_sums(unit**2, counts, sign, 2)  # 0 for a group without values
@@ -107,8 +100,10 @@ def decode_values(code: ValueCode, payload: dict[str, Array], counts: tuple[int,
         return quantized_words.decode(q, payload, (whole(sum(counts)),))
     if code == CODEBOOK:
         codes = unpack_bits(payload["values"], 2, sum(counts))
-        size = payload["scales"][_class(codes, counts)]
-        return jnp.where(codes >= 2, -size, size)
+        negative = codes >= 2
+        # 2 * group, plus 1 for the larger of a group's two values
+        size = payload["scales"][2 * _group(negative, counts) + (codes % 2).astype(jnp.int32)]
+        return jnp.where(negative, -size, size)
     if not code.endswith("bit"):
         return payload["values"].astype(jnp.float32)
     bits = int(code[:-3])
@@ -129,13 +124,11 @@ def _sign(negative: Array) -> Array:
     return negative.astype(jnp.int32)
 
 
-def _encode_by_codebook(x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
+def _by_codebook(
+    negative: Array, share: Array, largest: Array, sign: Array, group: Array,
+    counts: tuple[int, ...],
+) -> dict[str, Array]:  # fmt: skip
     """Codes of 2 bits, sign and class of a magnitude; "scales" are the means of the classes."""
-    magnitudes, sign, group = jnp.abs(x), _sign(x < 0), _group(x < 0, counts)
-    # A group without values has -inf.
-    largest = jnp.maximum(range_maxima(magnitudes, counts, sign, 2), 0)
-    # In [0, 1], so that sums of squares do not overflow.
-    share = magnitudes / jnp.where(largest > 0, largest, 1)[group]
 
     def means(upper):
         """The mean of either class of every group, f32[groups, 2]; 0 for a class without values."""
@@ -148,13 +141,8 @@ def _encode_by_codebook(x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
     upper = (share > ((least + 1) / 2)[group]).astype(jnp.int32)
     for _ in range(LLOYD):
         upper = (share > jnp.mean(means(upper), axis=1)[group]).astype(jnp.int32)
-    codes = upper.astype(jnp.uint32) + jnp.where(x < 0, jnp.uint32(2), jnp.uint32(0))
+    codes = upper.astype(jnp.uint32) + jnp.where(negative, jnp.uint32(2), jnp.uint32(0))
     return {"values": pack_bits(codes, 2), "scales": (largest[:, None] * means(upper)).reshape(-1)}
-
-
-def _class(codes: Array, counts: tuple[int, ...]) -> Array:
-    """Index of each code's entry of the codebook: 2 * group, plus 1 for the larger, i32[mu]."""
-    return 2 * _group(codes >= 2, counts) + (codes % 2).astype(jnp.int32)
 
 
 def _unit(level: Array, levels: int) -> Array:

@@ -177,7 +177,7 @@ def test_batch_of_a_number_or_a_string_is_named(layout):
         ({"x": x, "rate": 0.5}, ValueError, "a batch has leading axes [K, b]: repeat a number for each example, "
          "jnp.full((8, b), x)"),
         ({"x": x, "rate": np.float32(1)}, ValueError, "repeat a number for each example, jnp.full((8, b), x)"),
-        ({"x": x, "split": "train"}, TypeError, "'split' is not an array but the str 'train': give the arrays alone"),
+        ({"x": x, "split": "train"}, TypeError, "'split' is not an array but the str 'train': give only the arrays"),
     ):  # fmt: skip
         for call in (
             lambda batch: step(init(jax.random.key(0), PARAMS), batch),
@@ -305,7 +305,7 @@ def test_leaf_that_is_not_an_array_is_named(layout):
     nodes = nodes_of(layout)
     module = {"layer": {"weight": jnp.ones((2, 2)), "activation": jax.nn.relu}}
     message = "the leaf 'layer/activation' is not an array but the "
-    cure = "give the arrays alone. For an Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array)"
+    cure = "give only the arrays. For an Equinox module: params, static = eqx.partition(model, eqx.is_inexact_array)"
     init, _ = jgc.make_step(_loss, topk(), optax.sgd(0.1), nodes)
     for call in (
         lambda: init(jax.random.key(0), module),
@@ -402,7 +402,7 @@ def test_momentum_of_method_and_optimiser_is_a_warning(compressor, name):
     nodes, (optimizer, where) = nodes_of(EMULATED), WITH_MOMENTUM[name]
     init, _ = jgc.make_step(_loss, compressor, optimizer, nodes)
     message = re.escape(
-        f"the method's memory holds the momentum, and the optimiser has one of its own (its state '{where}'"
+        f"the method's memory holds the momentum, and the optimiser has one, too (its state '{where}'"
     )
     with pytest.warns(jgc.MomentumWarning, match=message):
         init(jax.random.key(0), PARAMS)

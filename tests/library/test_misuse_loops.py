@@ -161,7 +161,7 @@ def test_parameters_put_elsewhere_during_a_run_are_moved():
 def test_the_mesh_in_force_is_that_of_the_nodes():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        for nodes, what in ((nodes_of("8 devices"), "lie on one of their own"), (nodes_of("1 device"), "are emulated")):
+        for nodes, what in ((nodes_of("8 devices"), "lie on a different one"), (nodes_of("1 device"), "are emulated")):
             with _raises(ValueError, f"jax.set_mesh has put the mesh {{'data': 8}} in force, and the nodes {what}"):
                 jgc.make_step(loss, dense(), optax.sgd(0.1), nodes)
         init, step = jgc.make_step(loss, dense(), optax.sgd(0.1), jgc.from_mesh(mesh, "data"))

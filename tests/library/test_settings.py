@@ -29,7 +29,6 @@ BAD = {
     "autoencoder_optimizer": ("lion",),
     "autoencoder_loss": ("median",),
     "autoencoder_learning_rate": (0.0, -1.0, NAN),
-    "lambda_reconstruction": (-1.0, NAN),
     "lambda_similarity": (-1.0, NAN),
     "code_dtype": ("int4",),
     "decoder": ("relu", "leaky_relu"),  # the latter is the paper's, with its feedback

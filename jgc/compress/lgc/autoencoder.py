@@ -1,5 +1,4 @@
-"""The 1-D convolutional autoencoder of LGC: one encoder, a decoder per node, their loss and their
-training step.
+"""The 1-D convolutional autoencoder of LGC: one encoder, a decoder per node, losses and training.
 
 Shapes: mu values selected per node, padded with zeros to m, a multiple of 16; K nodes.
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 STRIDE = 16  # total stride of the encoder
 CHANNELS = 4  # channels of the code
-ENCODER_FILTERS = (64, 128, 256, 64)  # Table I; the project's own tests use fewer
+ENCODER_FILTERS = (64, 128, 256, 64)  # Table I; the project's tests use fewer
 DECODER_FILTERS = (4, 32, 64, 128, 32)  # Table II
 # Five strides of 2 would multiply the length by 32; the encoder divides it by 16.
 DECODER_STRIDES = (1, 2, 2, 2, 2)
@@ -48,8 +47,7 @@ class Trained(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """f32[] each: equations (6) or (11), and (5), as means over their terms. (5) is 0 with one
-    decoder."""
+    """f32[] each: equations (6) or (11), and (5), as means over their terms."""
 
     reconstruction: Array
     similarity: Array
@@ -103,8 +101,7 @@ def decode_mean(decoder: PyTree, code: Array, linear: bool) -> Array:
 
 
 def init(key: Key, mu: int, nodes: int) -> Weights:
-    """Fresh weights. All decoders start from equal weights, so that each learns how its node
-    differs."""
+    """Fresh weights. All decoders start equal, so that each learns how its node differs."""
     m = padded(mu)
     encoder_key, decoder_key = jax.random.split(key)
     encoder = _encoder().init(encoder_key, jnp.zeros((1, m, 1)))
@@ -117,20 +114,15 @@ def init_pair(key: Key, mu: int, linear: bool) -> Pair:
     """Fresh weights of one encoder and one decoder."""
     m = padded(mu)
     encoder_key, decoder_key = jax.random.split(key)
-    code = jnp.zeros((1, m // STRIDE, CHANNELS))
     encoder = _encoder().init(encoder_key, jnp.zeros((1, m, 1)))
-    return Pair(encoder, _decoder(linear).init(decoder_key, code))
+    return Pair(
+        encoder, _decoder(linear).init(decoder_key, jnp.zeros((1, m // STRIDE, CHANNELS))))
 
 
 def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Losses:
-    """Losses of one training step.
-
-    Args:
-      weights: weights of encoder and decoders.
-      x: f32[K, m], the encoder's input, and the target of every node's decoder.
-      innovations: f32[K, m], zero where nothing is sent.
-      chosen: i32[], the node whose code all decoders use.
-    """
+    """Losses of one training step. x f32[K, m] is the encoder's input, and the target of every
+    node's decoder; innovations f32[K, m] are zero where nothing is sent; all decoders use the code
+    of the node `chosen`."""
     codes = encode(weights.encoder, x)  # [K, m / 16, 4]
     decoded = jax.vmap(decode, in_axes=(0, None, 0))(weights.decoders, codes[chosen], innovations)
     nodes = x.shape[0]
@@ -141,16 +133,14 @@ def losses(weights: Weights, x: Array, innovations: Array, chosen: Array) -> Los
 
 
 def mean_losses(weights: Pair, x: Array, linear: bool) -> Losses:
-    """Losses of one training step with one decoder, equations (8) to (11); x f32[K, m] is that of
-    all nodes."""
+    """Losses of a training step with one decoder, (8) to (11); x f32[K, m] of all nodes."""
     code = jnp.mean(encode(weights.encoder, x), axis=0)  # [m / 16, 4]
     decoded = decode_mean(weights.decoder, code, linear)
     return Losses(jnp.mean((jnp.mean(x, axis=0) - decoded) ** 2), jnp.float32(0))
 
 
 def terms(nodes: int, m: int) -> tuple[float, float]:
-    """Numbers of terms in the sums (6) and (5), the latter over ordered pairs of nodes. `losses`
-    returns their means.
+    """Numbers of terms in the sums (6) and (5), the latter over ordered pairs of nodes.
 
     Example:
       >>> terms(2, 32)
@@ -160,19 +150,15 @@ def terms(nodes: int, m: int) -> tuple[float, float]:
 
 
 def descend(
-    trained: Trained,
-    optimiser: "optax.GradientTransformation",
-    losses_of: Callable[[Any], Losses],
-    weight_reconstruction: float = 1.0,
-    weight_similarity: float = 0.0,
-) -> tuple[Trained, Losses]:
-    """One optimiser step on the loss (7), the weighted sum of the losses `losses_of(weights)`."""
+    trained: Trained, optimiser: "optax.GradientTransformation",
+    losses_of: Callable[[Any], Losses], reconstruction: float, similarity: float,
+) -> tuple[Trained, Losses]:  # fmt: skip
+    """One optimiser step on the loss (7), the sum of `losses_of(weights)` with these factors."""
     import optax  # here: `import jgc` must not wait for it
 
     def loss(weights):
         parts = losses_of(weights)
-        similarity = weight_similarity * parts.similarity
-        return weight_reconstruction * parts.reconstruction + similarity, parts
+        return reconstruction * parts.reconstruction + similarity * parts.similarity, parts
 
     gradient, parts = jax.grad(loss, has_aux=True)(trained.weights)
     # optax's steps need it where the user's promotion is "strict"
@@ -182,28 +168,21 @@ def descend(
 
 
 def train(
-    trained: Trained,
-    optimiser: "optax.GradientTransformation",
-    x: Array,
-    innovations: Array,
-    chosen: Array,
-    weight_reconstruction: float,
-    weight_similarity: float,
-) -> tuple[Trained, Losses]:
-    """One optimiser step with a decoder per node; arguments as in `losses`."""
+    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, innovations: Array,
+    chosen: Array, reconstruction: float, similarity: float,
+) -> tuple[Trained, Losses]:  # fmt: skip
+    """One optimiser step with a decoder per node; arguments as in `losses` and `descend`."""
 
     def losses_of(weights):
         return losses(weights, x, innovations, chosen)
 
-    return descend(trained, optimiser, losses_of, weight_reconstruction, weight_similarity)
+    return descend(trained, optimiser, losses_of, reconstruction, similarity)
 
 
 def train_mean(
-    trained: Trained,
-    optimiser: "optax.GradientTransformation",
-    x: Array,
-    linear: bool,
-    weight: float = 1.0,
-) -> tuple[Trained, Losses]:
+    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, linear: bool,
+    weight: float,
+) -> tuple[Trained, Losses]:  # fmt: skip
     """One optimiser step with one decoder for the mean; arguments as in `mean_losses`."""
-    return descend(trained, optimiser, lambda weights: mean_losses(weights, x, linear), weight)
+    return descend(
+        trained, optimiser, lambda weights: mean_losses(weights, x, linear), weight, 0.0)

@@ -1,7 +1,4 @@
-"""Logical messages of each role in both LGC variants, from static sizes.
-
-Symbols as in `jgc.compress.lgc.server`.
-"""
+"""Logical messages of each role in both LGC variants, from static sizes; symbols as in `server`."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +6,7 @@ import jax.numpy as jnp
 from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.messages import write_code
 from jgc.compress.lgc.normalise import Selection, header_of, innovations_by_layer
-from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc, LgcPs
+from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc, LgcPs, LgcRing
 from jgc.layout.pack import values_of
 from jgc.method.messages import Sizes, both_ways, led, messages, sizes_of
 from jgc.types import Message, Nodes, PyTree
@@ -22,29 +19,25 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     if phase == TOP_K:
         return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
     count = sum(innovations_by_layer(config, selection))
-    own = {
-        "innovations": 4.0 * count,
-        "innovation positions": 4.0 * elias_fano.words(selection.mu, count),
-    }
+    of_node = {"innovations": 4.0 * count,
+               "innovation positions": 4.0 * elias_fano.words(selection.mu, count)}  # fmt: skip
     means = {"means": 4.0 * len(selection.counts)}
     if config.send_means:
-        own |= means
+        of_node |= means
     written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
     code = sizes_of(written)
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
-    # for its residual a worker decodes its own message, and needs the code and the leader's scales
-    # to do so
+    # for its residual a worker decodes its message, and needs the code and the leader's scales
     to_decode: Sizes = {}
     if config.feedback == "exact" and code:
         to_decode = code | ({"scales": means["means"]} if config.scale == "layer" else {})
     if config.positions == "own":
-        union = {
-            "values": mean["values"] * nodes.count,
-            "positions": header["positions"] * nodes.count,
-        }
-        return led(header | code | own, header | own, union, union | code if to_decode else union)
+        union = {"values": mean["values"] * nodes.count,
+                 "positions": header["positions"] * nodes.count}  # fmt: skip
+        to_worker = union | code if to_decode else union
+        return led(header | code | of_node, header | of_node, union, to_worker)
     where = {field: size for field, size in header.items() if field in ("positions", "signs")}
-    return led(header | code | own, own, mean, where | mean | to_decode)
+    return led(header | code | of_node, of_node, mean, where | mean | to_decode)
 
 
 def _header(config: Lgc, selection: Selection) -> Sizes:
@@ -54,10 +47,8 @@ def _header(config: Lgc, selection: Selection) -> Sizes:
         positions = selection.selector.positions(v, selection.layers)
         return header_of(config, v[positions], positions, selection)
 
-    shapes = jax.eval_shape(
-        header, jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32)
-    )
-    return sizes_of(shapes)
+    v = jax.ShapeDtypeStruct((values_of(selection.layers),), jnp.float32)
+    return sizes_of(jax.eval_shape(header, v))
 
 
 def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[Message, ...]:
@@ -70,8 +61,7 @@ def _top_k(config: Lgc, positions: float, values: float, nodes: Nodes) -> tuple[
 def server_sent_once(
     config: LgcPs, phase: str, selection: Selection, nodes: Nodes
 ) -> tuple[Message, ...]:
-    """The trained weights, on entering the third phase: the encoder to the leader, decoders to
-    nodes that need one."""
+    """The trained weights, on entering the third phase, to the nodes that need them."""
     if phase != COMPRESSED or config.autoencoder_steps == 0 or config.code_dtype == "none":
         return ()
     weights = jax.eval_shape(lambda: ae.init(jax.random.key(0), selection.mu, 1))
@@ -81,9 +71,8 @@ def server_sent_once(
     return messages("leader", "down", encoder | decoder) + messages("worker", "down", worker)
 
 
-def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """Messages of one step of a phase of the ring (`LgcRing`). A summed payload counts once up and
-    once down."""
+def ring(config: LgcRing, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
+    """Messages of one step of a phase of the ring. A summed payload counts once up, once down."""
     header = _header(config, selection)
     if phase == TOP_K:  # to the node that trains, which sends the mean back
         return _top_k(config, header["positions"], 4.0 * selection.mu, nodes)
@@ -96,14 +85,14 @@ def ring(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Messag
     return led(header | code, code, code, header | code)
 
 
-def ring_sent_once(config, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-    """The trained weights, from the node that trained them (here: the leader) to the K - 1
-    others."""
+def ring_sent_once(
+    config: LgcRing, phase: str, selection: Selection, nodes: Nodes
+) -> tuple[Message, ...]:
+    """The trained weights, from the node that trained them (here: the leader) to the others."""
     if phase != COMPRESSED or config.autoencoder_steps == 0:
         return ()
-    weights = jax.eval_shape(
-        lambda: ae.init_pair(jax.random.key(0), selection.mu, config.decoder == "linear")
-    )
+    linear = config.decoder == "linear"
+    weights = jax.eval_shape(lambda: ae.init_pair(jax.random.key(0), selection.mu, linear))
     sizes = {"encoder weights": _bytes(weights.encoder), "decoder weights": _bytes(weights.decoder)}
     return messages("leader", "down", dict.fromkeys(sizes, 0.0)) + messages("worker", "down", sizes)
 

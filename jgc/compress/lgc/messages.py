@@ -10,18 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.lgc import autoencoder as ae
-from jgc.compress.lgc.normalise import (
-    Selection,
-    View,
-    choose_innovations,
-    from_z,
-    header_of,
-    innovation_vector,
-    to_z,
-    unpacked_signs,
-    view_of,
-)  # fmt: skip
+from jgc.compress.lgc import autoencoder as ae, normalise
+from jgc.compress.lgc.normalise import Selection, View, from_z, header_of, to_z, view_of
 from jgc.compress.lgc.settings import LgcPs
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.exchange import Payload
@@ -30,6 +20,8 @@ from jgc.selection.entries import Sparse, replaced, scatter
 from jgc.types import Array, Nodes, PyTree
 from jgc.wire import elias_fano
 from jgc.wire.values import decode_values, encode_values
+
+_FIELDS = {"values": "code", "scales": "code scales"}  # of the code's payload
 
 
 class ServerInbox(NamedTuple):
@@ -60,11 +52,9 @@ def receive(
         view = view_of(config, x, header, selection)
     else:
         common = comm.broadcast_dict(code, leader, nodes) if code else {}
-    picked = choose_innovations(config, x, view, selection)
-    message = {
-        "innovation positions": elias_fano.encode(picked, selection.mu),
-        "innovations": x[picked],
-    }
+    picked = normalise.choose_innovations(config, x, view, selection)
+    message = {"innovation positions": elias_fano.encode(picked, selection.mu),
+               "innovations": x[picked]}  # fmt: skip
     if config.send_means:
         message["means"] = view.means
     every = comm.all_gather_dict(message | (header if config.positions == "own" else {}), nodes)
@@ -76,7 +66,7 @@ def write_code(config: LgcPs, code: Array) -> Payload:
     if config.code_dtype == "none":
         return {}
     payload = encode_values(config.code_dtype, code.reshape(-1), (code.size,))
-    return {{"values": "code", "scales": "code scales"}[field]: x for field, x in payload.items()}
+    return {_FIELDS[field]: x for field, x in payload.items()}
 
 
 def _read_inbox(
@@ -84,17 +74,18 @@ def _read_inbox(
     selection: Selection, nodes: Nodes,
 ) -> ServerInbox:  # fmt: skip
     """Decode the messages on the server."""
-    own, mu = config.positions == "own", selection.mu
-    headers = {field: every[field] if own else per_node(x, nodes) for field, x in header.items()}
+    by_node, mu = config.positions == "own", selection.mu
+    headers = {field: every[field] if by_node else per_node(x, nodes)
+               for field, x in header.items()}  # fmt: skip
     means = every.get("means", jnp.zeros((nodes.count, len(selection.layers)), jnp.float32))
     if "scales" in headers:
         scales = headers["scales"]
     elif config.scale == "none":
         scales = jnp.ones_like(means)
     else:
-        scales = means if own else per_node(means[leader], nodes)
+        scales = means if by_node else per_node(means[leader], nodes)
     unpack = partial(selection.selector.unpack, layers=selection.layers)
-    signs = jax.vmap(lambda header: unpacked_signs(header, mu))(headers)
+    signs = jax.vmap(lambda header: normalise.unpacked_signs(header, mu))(headers)
     count = every["innovations"].shape[1]
     picked = jax.vmap(lambda code: elias_fano.decode(code, mu, count))
     return ServerInbox(
@@ -102,16 +93,14 @@ def _read_inbox(
         views=View(signs, means, scales),
         code=read_code(config, common, selection),
         picked=picked(every["innovation positions"]),
-        innovations=every["innovations"],
-    )
+        innovations=every["innovations"])
 
 
 def read_code(config: LgcPs, payload: Payload, selection: Selection) -> Array | None:
     """The inverse of `write_code`."""
     if config.code_dtype == "none":
         return None
-    names = {"values": "code", "scales": "code scales"}
-    written = {name: payload[field] for name, field in names.items() if field in payload}
+    written = {name: payload[field] for name, field in _FIELDS.items() if field in payload}
     code = decode_values(config.code_dtype, written, (ae.code_size(selection.mu),))
     return code.reshape(-1, ae.CHANNELS)
 
@@ -121,41 +110,33 @@ def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Se
     if inbox.code is None:
         return _without_code(inbox, selection)
 
-    def one(decoder, view, picked, values):
-        z = ae.decode(decoder, inbox.code, innovation_vector(view, picked, values, selection))
-        x = from_z(z, view, selection)
+    def of_node(decoder, view, picked, values):
+        innovation = normalise.innovation_vector(view, picked, values, selection)
+        x = from_z(ae.decode(decoder, inbox.code, innovation), view, selection)
         return replaced(x, picked, values) if config.overwrite else x
 
-    return jax.vmap(one)(weights.decoders, inbox.views, inbox.picked, inbox.innovations)
+    return jax.vmap(of_node)(weights.decoders, inbox.views, inbox.picked, inbox.innovations)
 
 
 def _by_signs(inbox: ServerInbox, selection: Selection) -> Array:
-    """Every node's values from signs and means alone, f32[K, mu]."""
+    """Every node's values from only signs and means, f32[K, mu]."""
     return inbox.views.signs * inbox.views.means[:, selection.ids]
 
 
 def _without_code(inbox: ServerInbox, selection: Selection) -> Array:
     """Every node's values from signs, means and innovations, f32[K, mu]."""
-    x = _by_signs(inbox, selection)
-    return jax.vmap(replaced)(x, inbox.picked, inbox.innovations)
+    return jax.vmap(replaced)(_by_signs(inbox, selection), inbox.picked, inbox.innovations)
 
 
 def average(inbox: ServerInbox, x: Array, n: int) -> Array:
-    """Equation (13): the mean over nodes of values x f32[K, mu], each node's at its own positions,
-    f32[n]."""
+    """Equation (13): the mean over nodes of x f32[K, mu] at each node's positions, f32[n]."""
     return scatter(Sparse(inbox.positions, x), n) / x.shape[0]
 
 
 def figures(
-    config: LgcPs,
-    weights: ae.Weights,
-    inbox: ServerInbox,
-    v: Array,
-    g: Array,
-    leader: Array,
-    selection: Selection,
-    nodes: Nodes,
-) -> dict[str, Array]:
+    config: LgcPs, weights: ae.Weights, inbox: ServerInbox, v: Array, g: Array, leader: Array,
+    selection: Selection, nodes: Nodes,
+) -> dict[str, Array]:  # fmt: skip
     """Diagnostics of a step, f32[] each, and the leader's positions; `v` and `g` are this node's,
     f32[n].
 
@@ -175,24 +156,23 @@ def figures(
     positions = inbox.positions[comm.node_index(nodes)]
     exact = comm.all_gather(v[positions], nodes, "diagnose")  # [K, mu]
     best = exact if config.positions == "own" else _ceiling(exact[leader], leader, inbox, selection)
-    got = average(inbox, decode(config, weights, inbox, selection), v.size)
-    ceiling = average(inbox, best, v.size)
-    trivial = average(inbox, _by_signs(inbox, selection), v.size)
-    without_code = average(inbox, _without_code(inbox, selection), v.size)
+    aggregate, ceiling, trivial, without_code = (average(inbox, x, v.size) for x in (
+        decode(config, weights, inbox, selection), best, _by_signs(inbox, selection),
+        _without_code(inbox, selection)))  # fmt: skip
     return {
-        "reconstruction_cosine": cosine(got, true),
-        "relative_error": relative_error(got, true),
+        "reconstruction_cosine": cosine(aggregate, true),
+        "relative_error": relative_error(aggregate, true),
         "ceiling_cosine": cosine(ceiling, true),
         "signs_means_cosine": cosine(trivial, true),
         "without_code_cosine": cosine(without_code, true),
-        "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
+        "true_cosine": cosine(aggregate, comm.pmean(g, nodes, "diagnose")),
         "positions": inbox.positions[leader],
         "positions_n": jnp.int32(v.size),
     }
 
 
 def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selection) -> Array:
-    """The reconstruction from the leader's exact values f32[mu] in place of its code, f32[K, mu].
+    """The reconstruction from the leader's exact values f32[mu] instead of its code, f32[K, mu].
 
     A node's deviation from its layer mean is assumed to be the leader's, times the ratio of the two
     means clipped to [0, 1]. This was the most accurate of the simple rules tried.
@@ -203,9 +183,9 @@ def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selecti
     ratio = inbox.views.means / jnp.where(has_mean, of_leader.means, 1.0)
     follows = jnp.where(has_mean, jnp.clip(ratio, 0.0, 1.0), 1.0)
 
-    def one(view, follows, picked, values):
+    def of_node(view, follows, picked, values):
         x = from_z(follows[selection.ids] * z[: selection.mu], view, selection)
         return replaced(x, picked, values)
 
-    everyone = jax.vmap(one)(inbox.views, follows, inbox.picked, inbox.innovations)
+    everyone = jax.vmap(of_node)(inbox.views, follows, inbox.picked, inbox.innovations)
     return everyone.at[leader].set(exact)

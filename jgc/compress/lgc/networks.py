@@ -1,5 +1,4 @@
-"""The networks of LGC's autoencoder as Flax modules. Only `autoencoder` imports this file, when it
-builds them.
+"""The networks of LGC's autoencoder as Flax modules, imported only when they are built.
 
 Their convolutions, all with a kernel of 3 or of 1, are matrix products. They have the parameters,
 names and results of Flax's `Conv` and `ConvTranspose`, but XLA on CPU takes three times as long for
@@ -15,8 +14,7 @@ from jgc.types import Array
 
 
 class Conv(nn.Module):
-    """f32[..., n, c] -> f32[..., n / stride, filters], padded with zeros; a kernel of 3 and stride
-    2, or both 1."""
+    """f32[..., n, c] -> f32[..., n / stride, filters], padded; kernel 3 at stride 2, else 1."""
 
     filters: int
     stride: int = 1
@@ -26,14 +24,12 @@ class Conv(nn.Module):
         if self.stride == 1:
             return _affine(self, x, 1)
         pairs = x.reshape(*x.shape[:-2], -1, 2 * x.shape[-1])  # x[2 i], x[2 i + 1]
-        return _affine(
-            self, jnp.concatenate([pairs, _neighbour(pairs[..., : x.shape[-1]], 1)], axis=-1), 3
-        )
+        after = _neighbour(pairs[..., : x.shape[-1]], 1)
+        return _affine(self, jnp.concatenate([pairs, after], axis=-1), 3)
 
 
 class ConvTranspose(nn.Module):
-    """f32[..., n, c] -> f32[..., stride n, filters], padded with zeros; a kernel of 3, stride 1 or
-    2."""
+    """f32[..., n, c] -> f32[..., stride n, filters], zero padding; a kernel of 3, stride 1 or 2."""
 
     filters: int
     stride: int
@@ -41,9 +37,8 @@ class ConvTranspose(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if self.stride == 1:
-            return _affine(
-                self, jnp.concatenate([_neighbour(x, -1), x, _neighbour(x, 1)], axis=-1), 3
-            )
+            windows = jnp.concatenate([_neighbour(x, -1), x, _neighbour(x, 1)], axis=-1)
+            return _affine(self, windows, 3)
         kernel, bias = _parameters(self, 3, x.shape[-1])
         products = x @ jnp.concatenate([kernel[0], kernel[2], kernel[1]], axis=-1)
         before, even, odd = jnp.split(products, 3, axis=-1)
@@ -89,8 +84,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Table II: code f32[..., m / 16, 4] -> f32[..., m, 1].
 
-    An innovation f32[..., m, 1] is concatenated before the last convolution; the ring's decoder has
-    none.
+    An innovation f32[..., m, 1] enters before the last convolution; the ring has none.
     """
 
     filters: tuple[int, ...]

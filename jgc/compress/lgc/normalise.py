@@ -1,7 +1,4 @@
-"""Normalise the selected values of different nodes and layers for the autoencoder.
-
-Symbols as in `jgc.compress.lgc.server`.
-"""
+"""Normalise the selected values of nodes and layers for the autoencoder; symbols as in `server`."""
 
 from typing import NamedTuple
 
@@ -21,21 +18,13 @@ from jgc.types import Array
 
 
 class Selection(NamedTuple):
-    """The layers, and how values of each are selected. Static.
+    """The layers, and how values of each are selected. Static."""
 
-    Attributes:
-      layers: of the vector.
-      selector: chooses and packs positions.
-      counts: selected values of each layer.
-      mu: selected values of all layers.
-      ids: layer of each selected value, i32[mu].
-    """
-
-    layers: Layers
-    selector: Selector
-    counts: tuple[int, ...]
-    mu: int
-    ids: np.ndarray
+    layers: Layers  # of the vector
+    selector: Selector  # chooses and packs positions
+    counts: tuple[int, ...]  # selected values of each layer
+    mu: int  # selected values of all layers
+    ids: np.ndarray  # i32[mu], layer of each selected value
 
 
 def select_layers(selector: Selector, layers: Layers) -> Selection:
@@ -53,12 +42,8 @@ class View(NamedTuple):
 
 
 def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]:
-    """How many innovations a node sends of each layer's selected values, in the order of the
-    layers.
-
-    The share `innovation` of them, at least one (Algorithm 1); over all layers together a single
-    number, rounded down.
-    """
+    """How many innovations a node sends of each layer: the share `innovation` of its selected
+    values, at least one (Algorithm 1); over all layers together one number, rounded down."""
     if config.innovation_by != "layer":
         return (int(config.innovation * selection.mu),)
     if not config.innovation:
@@ -69,10 +54,8 @@ def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]
 def _selected(selection: Selection) -> Layers:
     """The layers of the vector of selected values, f32[mu]."""
     starts = np.cumsum((0, *selection.counts))[:-1]
-    return tuple(
-        Layer(layer.name, int(start), count, (count,))
-        for layer, start, count in zip(selection.layers, starts, selection.counts, strict=True)
-    )
+    rows = zip(selection.layers, starts, selection.counts, strict=True)
+    return tuple(Layer(layer.name, int(start), count, (count,)) for layer, start, count in rows)
 
 
 def signs_of(config: Lgc, x: Array) -> Array:
@@ -83,8 +66,7 @@ def signs_of(config: Lgc, x: Array) -> Array:
 
 
 def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
-    """Mean magnitude of each layer's values, f32[L], 0 for a layer of zeros; all 1 if `scale` is
-    "none"."""
+    """Mean magnitude of each layer's values, f32[L]; all 1 if `scale` is "none"."""
     if config.scale == "none":
         return jnp.ones((len(selection.counts),), jnp.float32)
     return layer_means(jnp.abs(x), selection.counts)
@@ -98,16 +80,14 @@ def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array
 
 
 def to_z(x: Array, view: View, selection: Selection) -> Array:
-    """Values f32[mu] to z f32[m]. A layer with scale 0 (the leader's values are all zero) stays
-    unscaled."""
+    """Values f32[mu] to z f32[m]. A layer of scale 0 is not scaled."""
     scales = jnp.where(view.scales > 0, view.scales, 1.0)
     z = (view.signs * x - view.means[selection.ids]) / scales[selection.ids]
     return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
 
 
 def from_z(z: Array, view: View, selection: Selection) -> Array:
-    """z f32[m] to values f32[mu]. A layer with scale 0 gets only its mean: decoder biases must not
-    become values."""
+    """z f32[m] to values f32[mu]. A layer of scale 0 gets its mean, no decoder biases."""
     return view.signs * (view.means[selection.ids] + view.scales[selection.ids] * z[: selection.mu])
 
 
@@ -123,8 +103,7 @@ def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection
 
 
 def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
-    """All nodes' views of their values x f32[K, mu], for a server that has the values
-    themselves."""
+    """All nodes' views of their values x f32[K, mu], for a server that has the values."""
     signs = signs_of(config, x)
     scales = jax.vmap(lambda x: scales_of(config, x, selection))(x)
     if config.positions == "leader":

@@ -1,9 +1,6 @@
-"""Shared by both variants of LGC: three phases, memory, accounting.
+"""Shared by both variants of LGC: three phases, memory, accounting; symbols as in `server`."""
 
-Symbols as in `jgc.compress.lgc.server`.
-"""
-
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 
@@ -12,14 +9,15 @@ from jgc.compress.lgc import autoencoder as ae
 from jgc.compress.lgc.normalise import Selection, select_layers
 from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc
 from jgc.compress.settings import memory_of, selector_of
-from jgc.method import phases
+from jgc.method import dense_step, from_step, phases
 from jgc.method.exchange import broadcast_top_positions
-from jgc.method.from_step import Step, dense_step, from_step
-from jgc.method.phases import DENSE
-from jgc.types import Array, Compressor, Key, Message, Nodes
+from jgc.types import Array, Compressor, Nodes
 
 if TYPE_CHECKING:
     import optax
+
+    from jgc.compress.lgc.ring import Ring
+    from jgc.compress.lgc.server import ParameterServer
 
 
 class Shared(NamedTuple):
@@ -27,37 +25,6 @@ class Shared(NamedTuple):
 
     autoencoder: ae.Trained
     step: Array
-
-
-class Variant(Protocol):
-    """The functions in which the parameter server and the ring differ."""
-
-    def weights(self, key: Key, selection: Selection, nodes: Nodes) -> Any:
-        """Fresh weights of the autoencoder."""
-
-    def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
-        """One step of the second phase."""
-
-    def compressed(
-        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-    ) -> Step:
-        """One step of the third phase."""
-
-    def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        """Logical messages of a step of the second or third phase."""
-
-    def sent_once(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        """Logical messages on entering a phase."""
-
-    def training_figures(
-        self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-    ) -> dict[str, Array]:
-        """Diagnostics in the second phase."""
-
-    def figures(
-        self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
-    ) -> dict[str, Array]:
-        """Diagnostics in the third phase."""
 
 
 def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
@@ -68,16 +35,16 @@ def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
     return make(config.autoencoder_learning_rate)
 
 
-def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation") -> Compressor:
-    """The three-phase method of a variant."""
+def lgc(config: Lgc, variant: "ParameterServer | Ring") -> Compressor:
+    """The three-phase method of a variant: its weights, steps, messages and diagnostics."""
     selector = selector_of(config, config.alpha, config.min_values)
 
     def init(key, layers, nodes):
         weights = variant.weights(key, select_layers(selector, layers), nodes)
-        return Shared(ae.Trained(weights, optimiser.init(weights)), jnp.int32(0)), ()
+        return Shared(ae.Trained(weights, variant.optimiser.init(weights)), jnp.int32(0)), ()
 
     def step(phase, key, v, state, layers, nodes):
-        if phase == DENSE:  # equation (14)
+        if phase == phases.DENSE:  # equation (14)
             result = dense_step(v, state, nodes)
         else:
             send = variant.top_k if phase == TOP_K else variant.compressed
@@ -88,25 +55,18 @@ def lgc(config: Lgc, variant: Variant, optimiser: "optax.GradientTransformation"
         selection = select_layers(selector, layers)
         if phase == COMPRESSED:
             return variant.figures(v, g, key, state.shared, selection, nodes)
-        if phase == DENSE:
+        if phase == phases.DENSE:
             return {}
         return variant.training_figures(v, key, state.shared, selection, nodes)
 
+    def of_layers(fn):
+        return lambda phase, layers, nodes: fn(phase, select_layers(selector, layers), nodes)
+
+    schedule = phases.in_sequence(
+        (phases.DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
     return from_step(
-        step,
-        memory=memory_of(config),
-        schedule=phases.in_sequence(
-            (DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0)
-        ),
-        messages=lambda phase, layers, nodes: variant.messages(
-            phase, select_layers(selector, layers), nodes
-        ),
-        sent_once=lambda phase, layers, nodes: variant.sent_once(
-            phase, select_layers(selector, layers), nodes
-        ),
-        init=init,
-        figures=figures,
-    )
+        step, init=init, figures=figures, memory=memory_of(config), schedule=schedule,
+        messages=of_layers(variant.messages), sent_once=of_layers(variant.sent_once))
 
 
 def values_at_leaders(

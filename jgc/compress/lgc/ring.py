@@ -3,7 +3,7 @@ is decoded.
 
 Three phases: "dense" sends everything; "top-k" sends values at the positions of a node drawn anew
 in each step, while one node trains the autoencoder on them; in "compressed" the all-reduce averages
-codes in place of values.
+codes instead of values.
 
 Symbols as in `jgc.compress.lgc.server`. `leader` is the node whose positions all nodes use in a
 step. All nodes draw it from a shared key, so it is not sent.
@@ -21,8 +21,8 @@ masking, 4 and 5)
      for bit (`code_dtype="float32"` sends the paper's floats, for which they agree up to rounding;
      unscaled values need it).
   3. The decoder is linear (`decoder="linear"`), without Table II's leaky ReLUs. The mean of the
-     codes then decodes to the mean of the decoded vectors, so every node knows its own share, and
-     its residual keeps the error (`feedback="exact"`). Algorithm 2 drops the error ("paper").
+     codes then decodes to the mean of the decoded vectors, so every node knows its share, and its
+     residual keeps the error (`feedback="exact"`). Algorithm 2 drops the error ("paper").
   4. In the paper one node obtains all gradients in the second phase; how the others get the mean is
      not said. Here that node sends it to them.
   5. Every device trains the autoencoder by itself, on equal values. So the weights that the logical
@@ -36,26 +36,11 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.lgc import autoencoder as ae, bytes as sizes
-from jgc.compress.lgc.normalise import (
-    Selection,
-    View,
-    from_z,
-    header_of,
-    scales_of,
-    server_views,
-    to_z,
-    unpacked_signs,
-)  # fmt: skip
+from jgc.compress.lgc import autoencoder as ae, bytes as sizes, normalise
+from jgc.compress.lgc.normalise import Selection, View, from_z, to_z
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
-from jgc.compress.lgc.settings import (
-    CITATION,
-    RING_PAPER_RECIPE,
-    LgcRing,
-    check_choices,
-    check_common,
-)
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, settings_of
+from jgc.compress.lgc.settings import RING_PAPER_RECIPE, LgcRing, check_ring
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, papers, settings_of
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
 from jgc.selection.entries import Sparse, SparseSum, scatter
@@ -72,51 +57,23 @@ __all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
 def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     """Learned gradient compression, ring-allreduce variant.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: a setting outside its range; the message names it and the valid values.
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> schedule = lgc_ring(warmup_steps=10, autoencoder_steps=20).schedule
       >>> [(phase.name, phase.start) for phase in schedule]
       [('dense', 0), ('top-k', 10), ('compressed', 30)]
 
-    References:
-      Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS.
+    Source: Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS, Algorithm 2.
     """
     config = settings_of(LgcRing, config, overrides)
-    check_common(config)
-    check_choices(
-        config,
-        algorithm=("psum", "ring"),
-        decoder=("linear", "leaky_relu"),
-        code_dtype=("int32", "int16", "float32"),
-    )
-    if config.feedback == "exact" and config.decoder != "linear":
-        raise ValueError(
-            f'decoder must be linear with feedback "exact", got {config.decoder}: with another '
-            'decoder no node can compute its own share of the decoded mean; use feedback "paper"'
-        )
-    if config.feedback == "exact" and not (config.fold_signs and config.send_means):
-        raise ValueError(
-            'fold_signs and send_means must be True with feedback "exact": without them the '
-            "decoding error exceeds the values, and the residual grows without bound; use "
-            'feedback "paper"'
-        )
-    if config.scale == "none" and config.code_dtype != "float32":
-        raise ValueError(
-            f'code_dtype must be float32 with scale "none", got {config.code_dtype}: it needs '
-            "scales"
-        )
-    optimiser = make_optimiser(config)
-    return lgc(config, Ring(config, optimiser), optimiser)
+    check_ring(config)
+    return lgc(config, Ring(config, make_optimiser(config)))
 
 
 def draw_leader(key: Key, nodes: Nodes) -> Array:
-    """The node whose positions all nodes use in this step, i32[]; equal on all nodes, because the
-    key is."""
+    """The node whose positions all nodes use in this step, i32[]; the key is equal on all nodes."""
     return jax.random.randint(key, (), 0, nodes.count, jnp.int32)
 
 
@@ -133,7 +90,7 @@ class Coded(NamedTuple):
 
     positions: Array  # i32[mu], the leader's
     mean: Array  # f32[mu], the decoded mean of codes, equation (19), equal on all nodes
-    own: Array  # f32[mu], this node's message decoded
+    sent: Array  # f32[mu], this node's message decoded
     means: Array  # f32[mu], from signs and averaged layer means only
 
 
@@ -156,67 +113,59 @@ class Ring(NamedTuple):
         them."""
         leader = draw_leader(key, nodes)
         positions, x = values_at_leaders(v, leader, selection, nodes)
-        trained = shared.autoencoder
         weight = float(ae.padded(selection.mu)) if self.config.autoencoder_loss == "sum" else 1.0
         z = self.training_input(x, leader, selection)
-        trained = ae.train_mean(trained, self.optimiser, z, self.linear, weight)[0]
+        trained = ae.train_mean(shared.autoencoder, self.optimiser, z, self.linear, weight)[0]
         return Step(
             mean=SparseSum(Sparse(positions, jnp.sum(x, axis=0) / nodes.count), selection.counts),
             sent=Sparse(positions, v[positions]),
-            shared=shared._replace(autoencoder=trained),
-            elements=selection.mu,
-        )
+            shared=shared._replace(autoencoder=trained), elements=selection.mu)
 
     def compressed(
         self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
     ) -> Step:
         """Third phase, Algorithm 2: codes of all nodes, averaged, decoded once."""
         coded = self.send(v, key, shared.autoencoder.weights, selection, nodes)
-        sent = coded.own if self.config.feedback == "exact" else v[coded.positions]
+        sent = coded.sent if self.config.feedback == "exact" else v[coded.positions]
         return Step(
             mean=SparseSum(Sparse(coded.positions, coded.mean), selection.counts),
-            sent=Sparse(coded.positions, sent),
-            shared=shared,
-            elements=selection.mu,
-        )
+            sent=Sparse(coded.positions, sent), shared=shared, elements=selection.mu)
 
     def training_input(self, x: Array, leader: Array, selection: Selection) -> Array:
         """All nodes' z f32[K, m] of their values x f32[K, mu]."""
-        views = server_views(self.config, x, leader, selection)
+        views = normalise.server_views(self.config, x, leader, selection)
         return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
     def send(
         self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes
     ) -> Coded:
-        """Broadcast the leader's positions, signs and scales; average codes and layer means of all
-        nodes; decode."""
-        if self.config.code_dtype == "int16":
+        """Broadcast the leader's header; average codes and layer means of all nodes; decode."""
+        config = self.config
+        if config.code_dtype == "int16":
             left = "codes up to {:.2g} times a layer's scale"
             check_room("code_dtype", "int16", nodes.count, left, "int32")
-        config, header = self.config, self.header(v, draw_leader(key, nodes), selection, nodes)
+        header = self.header(v, draw_leader(key, nodes), selection, nodes)
         encode = partial(self.encode, selection, nodes.count)
         decode = partial(self.decode, selection)
         sent = comm.one_by_one(encode, (weights.encoder, header), v[header.positions])
         averaged = comm.mean_by(config.algorithm)(sent, nodes, "code+means")
-        mean, own = (
-            comm.one_by_one(decode, (weights.decoder, header), message)
-            for message in (averaged, sent)
-        )
+        mean, of_node = (comm.one_by_one(decode, (weights.decoder, header), message)
+                         for message in (averaged, sent))  # fmt: skip
         shares = averaged[ae.code_size(selection.mu) :].astype(jnp.float32)
-        shares = shares / units(config.code_dtype)
-        means = self.means(shares, header.scales)[selection.ids]
-        return Coded(header.positions, mean, own, header.signs * means)
+        means = self.means(shares / units(config.code_dtype), header.scales)[selection.ids]
+        return Coded(header.positions, mean, of_node, header.signs * means)
 
     def header(self, v: Array, leader: Array, selection: Selection, nodes: Nodes) -> Header:
         """Broadcast the leader's positions, signs and scales."""
-        config, own = self.config, selection.selector.positions(v, selection.layers)
-        header = header_of(config, v[own], own, selection)
+        config, positions = self.config, selection.selector.positions(v, selection.layers)
+        header = normalise.header_of(config, v[positions], positions, selection)
+        scales = jnp.ones((len(selection.layers),))
         if config.scale == "layer":  # the unit of all nodes' means
-            header["scales"] = scales_of(config, v[own], selection)
+            header["scales"] = normalise.scales_of(config, v[positions], selection)
         header = comm.broadcast_dict(header, leader, nodes)
-        scales = header["scales"] if config.scale == "layer" else jnp.ones((len(selection.layers),))
         positions = selection.selector.unpack(header["positions"], selection.layers)
-        return Header(positions, unpacked_signs(header, selection.mu), scales)
+        signs = normalise.unpacked_signs(header, selection.mu)
+        return Header(positions, signs, header.get("scales", scales))
 
     def encode(
         self, selection: Selection, nodes: int, known: tuple[Any, Header], x: Array
@@ -271,21 +220,20 @@ class Ring(NamedTuple):
     ) -> dict[str, Array]:
         """The diagnostics of `messages.figures`, f32[] each, and the leader's positions.
 
-        Every node contributes to the code, so exact values in its place give the true mean:
+        Every node contributes to the code, so exact values instead of it give the true mean:
         `ceiling_cosine` is 1. There are no innovations, so `without_code_cosine` equals
         `signs_means_cosine`.
         """
         coded = self.send(v, key, shared.autoencoder.weights, selection, nodes)
-        true = comm.pmean(v, nodes, "diagnose")
-        at = true[coded.positions]
-        got = scatter(Sparse(coded.positions, coded.mean), v.size)
+        at = comm.pmean(v, nodes, "diagnose")[coded.positions]
+        aggregate = scatter(Sparse(coded.positions, coded.mean), v.size)
         return {
             "reconstruction_cosine": cosine(coded.mean, at),
             "relative_error": relative_error(coded.mean, at),
             "ceiling_cosine": cosine(at, at),
             "signs_means_cosine": cosine(coded.means, at),
             "without_code_cosine": cosine(coded.means, at),
-            "true_cosine": cosine(got, comm.pmean(g, nodes, "diagnose")),
+            "true_cosine": cosine(aggregate, comm.pmean(g, nodes, "diagnose")),
             "positions": coded.positions,
             "positions_n": jnp.int32(v.size),
         }
@@ -293,6 +241,5 @@ class Ring(NamedTuple):
 
 METHOD = Entry(
     "lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None,
-    layers=FIRST_DENSE_LAST_TOP_K,
-    citation=CITATION,
-)  # fmt: skip
+    citation=papers("abrahamyan2021learned"),
+    layers=FIRST_DENSE_LAST_TOP_K)

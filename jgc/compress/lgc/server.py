@@ -17,23 +17,22 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
   1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the
      first deconvolution has stride 1, and inputs are padded to a multiple of 16.
   2. The autoencoder's input is normalised: multiplied by signs, less the node's mean per layer,
-     divided by a scale per layer. Signs, one bit per value, and scales are the node's own, or the
-     leader's where its positions serve for all; they are sent, and so are means. On values in index
-     order and unscaled, the paper's autoencoder does not learn to reconstruct (`fold_signs`,
-     `send_means`, `scale`).
+     divided by a scale per layer. Signs (one bit per value), scales and means are sent; with the
+     leader's positions, signs and scales are the leader's, too. On values in index order and
+     unscaled, the paper's autoencoder does not learn to reconstruct (`fold_signs`, `send_means`,
+     `scale`).
   3. Adam instead of SGD (`autoencoder_*`).
-  4. In Algorithm 1 every node selects its own positions but does not send them, so the server could
-     not place the decoded values. Here every node sends them, and they are counted. With
-     `positions="leader"` all nodes use the leader's, and the others send no positions and no signs:
-     13 % less up at 0.1 %, and 9 points less accuracy (docs/results/long_runs). For ResNet-50 on 8
-     nodes it is a third less. A value that has no gradient on the leader is not selected: with
-     `leader="fixed"` the other nodes' gradients of it are never sent.
+  4. In Algorithm 1 every node selects its positions but does not send them, so the server could not
+     place the decoded values. Here they are sent, and counted. With `positions="leader"` all nodes
+     use the leader's, and the others send no positions and no signs: 13 % less up at 0.1 %, and 9
+     points less accuracy (docs/results/long_runs); for ResNet-50 on 8 nodes a third less. With
+     `leader="fixed"` a value without a gradient on the leader is never sent.
   5. The innovations are the values, over all layers together, with the largest error of signs and
      means (`innovation_by="error"`), and the server replaces decoded values by them (`overwrite`).
      The paper takes the largest of each layer (`"layer"`), and its decoder's output stands.
-  6. The residual keeps the decoding error (`feedback="exact"`); Algorithm 1 drops it ("paper"). For
-     that every worker needs the code and its own decoder, which are counted.
-  7. With `positions="leader"` the leader alone selects in the top-k phase as well. In the paper all
+  6. The residual keeps the decoding error (`feedback="exact"`); Algorithm 1 drops it ("paper"). So
+     every worker needs the code and its decoder, which are counted.
+  7. With `positions="leader"` only the leader selects, in the top-k phase as well. In the paper all
      nodes do.
   8. The losses (5) and (6) are means over their terms, not sums, so that settings carry over
      between sizes (`autoencoder_loss`).
@@ -41,14 +40,14 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      paper draws the node at random in each step.
  10. The paper has three shares for the innovation, with 0.1 % selected: 0.001 % of the gradient,
      which is 1 % of mu (Section III), 0.001 % of mu (Section V-B-1), and 10 % of each layer's
-     selected values (Algorithm 1). Here it is 10 %; what each would send stands in
+     selected values (Algorithm 1). Here it is 10 %; what each would send is in
      docs/results/papers_numbers.md.
  11. The residual counts once. In Algorithms 1 and 2 a value that is not sent, g = gradient + g_acc,
      is added to g_acc, which it already contains: to the letter g_acc doubles in every step, and
-     after 128 of them has no f32.
+     overflows f32 after 128.
  12. The paper accumulates "using a momentum correlation similar to" DGC's, which clears the
-     velocity where values were sent. Here that is a setting, off by default (`factor_masking`);
-     local clipping is not the method's.
+     velocity where values were sent: a setting here, off by default (`factor_masking`). There is no
+     clipping.
 """
 
 from functools import partial
@@ -61,8 +60,8 @@ from jgc import comm
 from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as server
 from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
-from jgc.compress.lgc.settings import CITATION, PAPER_RECIPE, LgcPs, check
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, settings_of
+from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, papers, settings_of
 from jgc.method.from_step import Step
 from jgc.selection.entries import Sparse, SparseSum, replaced
 from jgc.types import Array, Compressor, Key, Message, Nodes
@@ -91,19 +90,15 @@ class ParameterServer(NamedTuple):
         them."""
         config, leader = self.config, self.leader(shared, nodes)
         positions, every, x = self.values(v, leader, selection, nodes)
-        trained = shared.autoencoder
-        terms = 1.0, 1.0
-        if config.autoencoder_loss == "sum":
-            terms = ae.terms(nodes.count, ae.padded(selection.mu))
-        weights = config.lambda_reconstruction * terms[0], config.lambda_similarity * terms[1]
-        z, innovations = training_input(config, x, leader, selection)
-        trained = ae.train(trained, self.optimiser, z, innovations, leader, *weights)[0]
+        is_sum, m = config.autoencoder_loss == "sum", ae.padded(selection.mu)
+        reconstruction, similarity = ae.terms(nodes.count, m) if is_sum else (1.0, 1.0)
+        inputs = training_input(config, x, leader, selection)
+        trained, _ = ae.train(shared.autoencoder, self.optimiser, *inputs, leader, reconstruction,
+                              config.lambda_similarity * similarity)  # fmt: skip
         return Step(
             mean=SparseSum(Sparse(every, x / nodes.count), selection.counts),
             sent=Sparse(positions, v[positions]),
-            shared=shared._replace(autoencoder=trained),
-            elements=selection.mu,
-        )
+            shared=shared._replace(autoencoder=trained), elements=selection.mu)
 
     def compressed(
         self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
@@ -118,11 +113,8 @@ class ParameterServer(NamedTuple):
         mean = Sparse(inbox.positions, decoded / nodes.count)  # equation (13)
         sent = decoded[me] if self.config.feedback == "exact" else v[positions]
         return Step(
-            mean=SparseSum(mean, selection.counts),
-            sent=Sparse(positions, sent),
-            shared=shared,
-            elements=selection.mu,
-        )
+            mean=SparseSum(mean, selection.counts), sent=Sparse(positions, sent), shared=shared,
+            elements=selection.mu)
 
     def values(
         self, v: Array, leader: Array, selection: Selection, nodes: Nodes
@@ -150,12 +142,10 @@ class ParameterServer(NamedTuple):
         """The autoencoder's losses on this step's values, before it trains on them."""
         leader = self.leader(shared, nodes)
         _, _, x = self.values(v, leader, selection, nodes)
-        seen = training_input(self.config, x, leader, selection)
-        losses = ae.losses(shared.autoencoder.weights, *seen, leader)
-        return {
-            "autoencoder_reconstruction": losses.reconstruction,
-            "autoencoder_similarity": losses.similarity,
-        }
+        inputs = training_input(self.config, x, leader, selection)
+        losses = ae.losses(shared.autoencoder.weights, *inputs, leader)
+        return {"autoencoder_reconstruction": losses.reconstruction,
+                "autoencoder_similarity": losses.similarity}  # fmt: skip
 
     def figures(
         self, v: Array, g: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
@@ -178,29 +168,21 @@ def training_input(
 def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     """Learned gradient compression, parameter-server variant.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: a setting outside its range; the message names it and the valid values.
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> schedule = lgc_ps(warmup_steps=10, autoencoder_steps=20).schedule
       >>> [(phase.name, phase.start) for phase in schedule]
       [('dense', 0), ('top-k', 10), ('compressed', 30)]
 
-    References:
-      Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS; the same authors 2021, conference
-      text.
+    Source: Abrahamyan, Chen, Bekoulis, Deligiannis 2021, IEEE TNNLS, Algorithm 1.
     """
     config = settings_of(LgcPs, config, overrides)
     check(config)
-    optimiser = make_optimiser(config)
-    return lgc(config, ParameterServer(config, optimiser), optimiser)
+    return lgc(config, ParameterServer(config, make_optimiser(config)))
 
 
 METHOD = Entry(
     "lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", lossless={"alpha": 1.0, "innovation": 1.0},
-    layers=FIRST_DENSE_LAST_TOP_K,
-    citation=CITATION,
-)  # fmt: skip
+    layers=FIRST_DENSE_LAST_TOP_K, citation=papers("abrahamyan2021learned"))

@@ -5,10 +5,10 @@ With the symbols of `powersgd`, for a matrix M whose other factor was averaged i
     Q = orthonormal columns of Q        P = orthonormal columns of P      on every node
     P = mean over nodes of M Q          Q = mean over nodes of M' P       one all-reduce
     aggregated = P Q'                   aggregated = P Q'
-    residual: M - (M Q) Q'              residual: M - P (M' P)'           M is the node's own
+    residual: M - (M Q) Q'              residual: M - P (M' P)'           M is the node's
 
-A step has one all-reduce where PowerSGD has two, one of which waits for the other, and half as many
-values of factors. The method is `powersgd(alternate=True)`.
+A step has one all-reduce and half as many values of factors; PowerSGD has two all-reduces, one of
+which waits for the other. The method is `powersgd(alternate=True)`.
 
 Source: Zhang, Zhang, Shi, Chu, Li 2023, "Evaluation and Optimization of Gradient Compression for
 Distributed Deep Learning", ICDCS, on alternate compressed PowerSGD.
@@ -16,7 +16,7 @@ Distributed Deep Learning", ICDCS, on alternate compressed PowerSGD.
 Differs from the paper
   1. Half of the matrices send P while the others send Q, chosen so that all steps send about as
      many bytes. In the paper, all layers send P in odd steps and Q in even ones; kernels of
-     convolutions have nine times as many rows as columns and more.
+     convolutions have at least nine times as many rows as columns.
   2. The columns of a factor are scaled to length 1, and a column of zeros keeps its old direction,
      as in `powersgd`.
 """
@@ -29,7 +29,6 @@ import jax
 from jgc.compress.low_rank.factors import Averaged, Plan, random_factors
 from jgc.layout.batches import in_batches
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
-from jgc.layout.pack import Layer
 from jgc.types import Array, Key, NextPhase, Nodes, Phase, State
 
 EVEN, ODD = "low rank, even steps", "low rank, odd steps"
@@ -44,11 +43,10 @@ class Factors(NamedTuple):
 
 def first_factors(key: Key, plan: Plan, rank: int) -> Factors:
     """Random factors for a first step."""
-    transposed = plan._replace(
-        matrices=tuple(x._replace(rows=x.cols, cols=x.rows) for x in plan.matrices)
-    )
-    keys = jax.random.split(key)
-    return Factors(random_factors(keys[0], transposed, rank), random_factors(keys[1], plan, rank))
+    transposed = tuple(x._replace(rows=x.cols, cols=x.rows) for x in plan.matrices)
+    for_p, for_q = jax.random.split(key)
+    return Factors(random_factors(for_p, plan._replace(matrices=transposed), rank),
+                   random_factors(for_q, plan, rank))  # fmt: skip
 
 
 def sends_p(plan: Plan, phase: str) -> list[bool]:
@@ -56,38 +54,21 @@ def sends_p(plan: Plan, phase: str) -> list[bool]:
     return [first == (phase == EVEN) for first in plan.p_first]
 
 
-def values_sent(plan: Plan, layers: Sequence[Layer], rank: int, phase: str) -> tuple[int, int]:
-    """Numbers of values that a node sends: in one factor of each matrix, and uncompressed."""
-    pairs = zip(plan.matrices, sends_p(plan, phase), strict=True)
-    factors = rank * sum(matrix.rows if p else matrix.cols for matrix, p in pairs)
-    return factors, sum(layers[i].size for i in plan.dense)
-
-
 def one_factor(
     plan: Plan, v: Sequence[Array], phase: str, factors: Factors, averaged: Averaged
 ) -> tuple[list[Array], list[Array], Factors]:
-    """One step on all matrices of a node's layers.
+    """One step on all matrices of a node's layers v, f32 of any shapes.
 
-    Args:
-      plan: which layers are matrices.
-      v: this node's layers, f32 of any shapes.
-      phase: `EVEN` or `ODD`.
-      factors: of the steps before, equal on all nodes.
-      averaged: `(arrays, field) -> their means over nodes`, in one all-reduce.
-
-    Returns:
-      The mean of each layer, equal on all nodes; the part of each layer that counts as sent; the
-      factors for the next step, equal on all nodes.
+    `averaged` takes arrays and a field to their means over nodes, in one all-reduce. Returns the
+    mean and the sent part of each layer, and the factors for the next step, equal on all nodes.
     """
     if not plan.matrices:
         return averaged([v[i] for i in plan.dense], "dense+factors"), list(v), factors
     m = [v[matrix.layer].reshape(matrix.rows, matrix.cols) for matrix in plan.matrices]
     is_p = sends_p(plan, phase)
-    old, other = (
-        [(factors.p if p == new else factors.q)[i] for i, p in enumerate(is_p)]
-        for new in (True, False)
-    )
-    cut = cutter(len(m), other[0][0, 0] > 2)  # False, for columns have length 1
+    pairs = list(zip(factors.p, factors.q, is_p, strict=True))
+    old, other = ([p if is_p == new else q for p, q, is_p in pairs] for new in (True, False))
+    cut = cutter(len(m), other[0][0, 0] > 2)  # False: columns have length 1
     basis = cut(orthonormal_columns(in_batches(other)), [len(x) for x in other])
 
     node_factors = _products(m, basis, is_p)  # of this node, f32[rows, r] or f32[cols, r]
@@ -96,8 +77,9 @@ def one_factor(
     count = len(batches.arrays)
     batches, dense = batches._replace(arrays=means[:count]), means[count:]
     # a zero column keeps its old direction, so that no direction is lost for good
-    pairs = zip(batches.arrays, in_batches(old).arrays, strict=True)
-    warm = cut(batches._replace(arrays=[jax.vmap(unit)(*pair) for pair in pairs]), apart=False)
+    units = [jax.vmap(unit)(x, old) for x, old in
+             zip(batches.arrays, in_batches(old).arrays, strict=True)]  # fmt: skip
+    warm = cut(batches._replace(arrays=units), apart=False)
 
     mean, sent = list(v), list(v)
     for i, x in zip(plan.dense, dense, strict=True):
@@ -106,20 +88,18 @@ def one_factor(
         layer = plan.matrices[i].layer
         mean[layer], sent[layer] = (
             (outer(y, basis[i].T) if is_p[i] else outer(basis[i], y.T)).reshape(v[layer].shape)
-            for y in (x, node_factors[i])
-        )
-    p = tuple(new if p else x for new, x, p in zip(warm, factors.p, is_p, strict=True))
-    q = tuple(x if p else new for new, x, p in zip(warm, factors.q, is_p, strict=True))
-    return mean, sent, Factors(p, q)
+            for y in (x, node_factors[i]))
+    after = [(new, q) if is_p else (p, new)
+             for new, (p, q, is_p) in zip(warm, pairs, strict=True)]  # fmt: skip
+    return mean, sent, Factors(*map(tuple, zip(*after, strict=True)))
 
 
 def _products(m: Sequence[Array], basis: Sequence[Array], is_p: Sequence[bool]) -> list[Array]:
     """M Q where `is_p`, else M' P, in the order of the matrices."""
-    chosen = {side: [i for i, p in enumerate(is_p) if p == side] for side in (True, False)}
-    p, q = ([[x[i] for i in chosen[side]] for x in (m, basis)] for side in (True, False))
-    out = dict(zip(chosen[True], products(*p), strict=True))
-    transposed = thin_products(q[1], q[0])
-    out |= {i: x.T for i, x in zip(chosen[False], transposed, strict=True)}
+    of_p, of_q = ([i for i, p in enumerate(is_p) if p == side] for side in (True, False))
+    p = products([m[i] for i in of_p], [basis[i] for i in of_p])
+    q = thin_products([basis[i] for i in of_q], [m[i] for i in of_q])
+    out = dict(zip(of_p, p, strict=True)) | {i: x.T for i, x in zip(of_q, q, strict=True)}
     return [out[i] for i in range(len(m))]
 
 

@@ -21,11 +21,6 @@ class Matrix(NamedTuple):
     rows: int
     cols: int
 
-    @property
-    def excess(self) -> int:
-        """Rows less columns."""
-        return self.rows - self.cols
-
 
 class Plan(NamedTuple):
     """Layers sent as factors, and places of layers sent uncompressed, each in order. Static."""
@@ -41,12 +36,12 @@ class Plan(NamedTuple):
           >>> Plan((Matrix(0, 90, 10), Matrix(1, 60, 20), Matrix(2, 50, 10)), ()).p_first
           (True, False, False)
         """
+        excess = [matrix.rows - matrix.cols for matrix in self.matrices]
         more, chosen = 0, {}  # values of a column that even steps send more than odd ones
-        for i in sorted(range(len(self.matrices)), key=lambda i: -abs(self.matrices[i].excess)):
-            excess = self.matrices[i].excess
-            chosen[i] = abs(more + excess) <= abs(more - excess)
-            more += excess if chosen[i] else -excess
-        return tuple(chosen[i] for i in range(len(self.matrices)))
+        for i in sorted(range(len(excess)), key=lambda i: -abs(excess[i])):
+            chosen[i] = abs(more + excess[i]) <= abs(more - excess[i])
+            more += excess[i] if chosen[i] else -excess[i]
+        return tuple(chosen[i] for i in range(len(excess)))
 
 
 def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
@@ -59,27 +54,15 @@ def make_plan(layers: Sequence[Layer], rank: int) -> Plan:
       >>> make_plan(make_packing(tree).layers, rank=2)
       Plan(matrices=(Matrix(layer=0, rows=72, cols=64),), dense=(1, 2))
     """
-    matrices, dense = [], []
-    for i, layer in enumerate(layers):
-        *others, cols = layer.shape
-        rows = math.prod(others)
-        if (rows + cols) * rank < layer.size:
-            matrices.append(Matrix(i, rows, cols))
-        else:
-            dense.append(i)
-    return Plan(tuple(matrices), tuple(dense))
-
-
-def elements_of(plan: Plan, layers: Sequence[Layer], rank: int) -> tuple[int, int]:
-    """Numbers of values that a node sends: in the factors P and Q, and uncompressed."""
-    factors = rank * sum(matrix.rows + matrix.cols for matrix in plan.matrices)
-    return factors, sum(layers[i].size for i in plan.dense)
+    all_matrices = [Matrix(i, math.prod(layer.shape[:-1]), layer.shape[-1])
+                    for i, layer in enumerate(layers)]  # fmt: skip
+    small = [(m.rows + m.cols) * rank < layers[m.layer].size for m in all_matrices]
+    pairs = list(zip(all_matrices, small, strict=True))
+    return Plan(tuple(m for m, yes in pairs if yes), tuple(m.layer for m, yes in pairs if not yes))
 
 
 def random_factors(key: Key, plan: Plan, rank: int) -> tuple[Array, ...]:
-    """Q of every matrix for a first step, f32[cols, r]: normally distributed, columns of length 1.
-    """
+    """Random Q f32[cols, r] of every matrix for a first step, columns of length 1."""
     return tuple(
         unit(jax.random.normal(jax.random.fold_in(key, i), (matrix.cols, rank), jnp.float32))
-        for i, matrix in enumerate(plan.matrices)
-    )
+        for i, matrix in enumerate(plan.matrices))

@@ -4,30 +4,27 @@ top-k for the rest.
 A layer's gradient is a matrix or, for a convolution, taps x inputs x outputs. Each of its modes is
 rotated into the eigenvectors of the mean gradients' second moments (a separable Karhunen-Loeve
 transform, KLT). Few coefficients then hold most of the common part. All nodes know the moments, and
-so the coefficients' positions, which need not be sent.
-
-On each node, with v f32[n] from the memory:
+so the coefficients' positions, which need not be sent. On each node, with v f32[n] from the memory:
 
     c = rotate(v)[kept]             kept i32[k]: the k positions of most energy over all layers
     q = round(c / step)             integers whose sum over nodes fits into `code_dtype`; all-reduce
     rest = v - rotate_back(step q)
-    s = top-k of rest               own positions, layer by layer; gather
+    s = top-k of rest               at each node's positions, layer by layer; gather
     residual: rest - s
 
     aggregated = rotate_back(step mean(q)) + mean(s)
 
-With `momentum_at_once`, v holds a gradient's whole momentum series at once, which suits values that
-wait long. The coefficients do not wait, so their mean is spread over the following steps again: u =
-m u + (1 - m) common, the momentum of uncompressed training.
+With `momentum_at_once`, v holds a gradient's whole momentum series, which suits values that wait
+long. The coefficients do not wait, so their mean is spread over the following steps again, as by
+the momentum of uncompressed training: u = m u + (1 - m) common.
 
-All nodes see the same means and compute the same bases, so no basis is ever sent. Bases are
-computed at the end of the uncompressed warm-up, and again every `refresh` steps, from moments that
-weight recent aggregates most.
+All nodes compute equal bases from equal means, so no basis is sent: at the end of the uncompressed
+warm-up, and again every `refresh` steps, from moments that weight recent aggregates most.
 
-Limits. Eigenvectors must be equal on all nodes to the bit. So all nodes need the same kind of
-device and the same software versions, as programs of several processes do anyway. A refresh costs
-an eigendecomposition per mode, O(r^3): on TPU by Jacobi's iterations, which compile but have not
-run there. Moments and bases take 8 r^2 bytes per mode.
+Limits. Eigenvectors must be equal on all nodes to the bit: all nodes need the same kind of device
+and the same software versions. A refresh costs an eigendecomposition per mode, O(r^3): on TPU by
+Jacobi's iterations, which compile but have not run there. Moments and bases take 8 r^2 bytes per
+mode.
 
 Source: ours; how it came about is in docs/results/codecs.md. Its parts: transform coding (Huang and
 Schultheiss 1963); second moments of gradients by modes (Gupta et al. 2018, Shampoo; Vyas et al.
@@ -46,29 +43,20 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.low_rank.klt_bases import (
-    Factors,
-    add_moments,
-    eigenbases,
-    group_count,
-    nothing_learned,
-    rotate,
-)  # fmt: skip
+from jgc.compress.low_rank import klt_bases
+from jgc.compress.low_rank.klt_bases import Factors, group_count, rotate
 from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
-from jgc.method import phases
+from jgc.method import Layers, Step, dense_step, from_step, phases
 from jgc.method.exchange import encoded, gather, payload_sizes
-from jgc.method.from_step import Layers, Step, dense_step, from_step
 from jgc.method.memory import subtract
 from jgc.method.messages import both_ways, to_all
-from jgc.method.phases import DENSE
 from jgc.selection.entries import Sparse, scatter, scatter_layers
 from jgc.types import Array, Compressor, Nodes
 from jgc.wire.fixed_point import largest_summand
 
-COMPRESSED = "compressed"
 LEVELS = 7  # each node must be able to use integers up to at least this
 FINE = 16.0  # steps are powers of 2 ** (1 / FINE)
 
@@ -84,8 +72,7 @@ class Klt(Chunked, ErrorFeedback):
     min_values: int = 1
     """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     code_dtype: Literal["int8", "int16", "int32"] = "int8"
-    """dtype of the sum of the nodes' integers; each node has its share of the range, so int8 serves
-    up to 18 nodes"""
+    """dtype of the sum of the nodes' integers; int8 has room for up to 18 nodes"""
     warmup_steps: int = 200
     """uncompressed steps, from which the first bases are learned, at least 1"""
     refresh: int = 50
@@ -95,42 +82,22 @@ class Klt(Chunked, ErrorFeedback):
     max_mode: int = 2048
     """longest mode that is rotated; its moments and basis each take the square of its length"""
     momentum_correction: bool = True
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
-    none"""
+    """accumulate each node's momentum (DGC), not plain gradients; the optimiser then has none"""
 
 
 class Learned(NamedTuple):
-    """What all nodes have learned from the means so far.
+    """What all nodes have learned from the means so far."""
 
-    Attributes:
-      moments: second moments of each layer's modes, [r, r], or [r] of modes that are not rotated.
-      bases: their eigenvectors [r, r], in columns; [0] for modes that are not rotated.
-      kept: positions of the coefficients that are sent, ascending, i32[k].
-      groups: which of them share a quantisation step, by energy, i32[k].
-      step: compressed steps so far, i32[].
-      velocity: with `momentum_at_once`, velocity of the common part, f32[n]; else f32[0].
-    """
-
-    moments: Factors
-    bases: Factors
-    kept: Array
-    groups: Array
-    step: Array
-    velocity: Array
-
-
-class Common(NamedTuple):
-    """The common part of a step, decoded to gradients."""
-
-    mean: Array  # f32[n], equal on all nodes
-    own: Array  # f32[n], this node's integers decoded
+    moments: Factors  # second moments of each layer's modes, [r, r], or [r] if not rotated
+    bases: Factors  # their eigenvectors [r, r], in columns, or [0]
+    kept: Array  # i32[k], positions of the coefficients that are sent, ascending
+    groups: Array  # i32[k], which of them share a quantisation step, by energy
+    step: Array  # i32[], compressed steps so far
+    velocity: Array  # with `momentum_at_once` f32[n], of the common part; else f32[0]
 
 
 def klt(config: Klt | None = None, **overrides) -> Compressor:
     """Average coefficients of f32[n] in learned bases by an all-reduce; gather top-k of the rest.
-
-    Args:
-      config: settings; `overrides` replace single fields.
 
     Raises:
       ValueError: a setting outside its range; at the first compressed step, too many nodes for
@@ -140,51 +107,37 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
       >>> [phase.name for phase in klt(share=0.05, warmup_steps=100).schedule]
       ['dense', 'compressed']
 
-    References:
-      docs/results/codecs.md; Huang and Schultheiss 1963, "Block Quantization of Correlated Gaussian
-      Random Variables".
+    Source: ours (docs/results/codecs.md); Huang and Schultheiss 1963 (transform coding).
     """
     config = settings_of(Klt, config, overrides)
     _check(config)
     rest_codec = selected(selector_of(config, config.alpha, config.min_values))
+    smooths = config.momentum_correction and config.momentum_at_once
 
     def init(key, layers, nodes):
         kept = jnp.arange(_count(config, layers), dtype=jnp.int32)
-        velocity = jnp.zeros((values_of(layers) if _smooths(config) else 0,), jnp.float32)
-        groups = jnp.zeros_like(kept)
-        start = nothing_learned(layers, config.max_mode)
-        return Learned(*start, kept, groups, jnp.int32(0), velocity), ()
+        velocity = jnp.zeros((values_of(layers) if smooths else 0,), jnp.float32)
+        moments, bases = klt_bases.nothing_learned(layers, config.max_mode)
+        return Learned(moments, bases, kept, jnp.zeros_like(kept), jnp.int32(0), velocity), ()
 
     def step(phase, key, v, state, layers, nodes):
-        if phase == DENSE:
+        if phase == phases.DENSE:
             result = dense_step(v, state, nodes)
             return _with_moments(config, result, result.mean, layers)
-        learned = state.shared
-        due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
-        old = learned.bases, learned.kept, learned.groups
-
-        def new():
-            # varies over a node's devices where the old ones do, as the branches of a cond must
-            def vary_like(x, like):
-                return comm.vary_over(x, tuple(jax.typeof(like).mat.varying))
-
-            return jax.tree.map(vary_like, eigenbases(learned.moments, learned.kept.size), old)
-
-        bases, kept, groups = lax.cond(due, new, lambda: old)
-        learned = learned._replace(bases=bases, kept=kept, groups=groups)
-        common = _common(config, v, learned, layers, nodes)
-        rest = v - common.own
+        learned = _renewed(config, state.shared)
+        common, node_part = _common(config, v, learned, layers, nodes)
+        rest = v - node_part
         item = encoded(rest_codec, key, rest, layers, nodes)
         innovations = scatter_layers(gather().run([item], nodes)[0], layers)
         left = subtract(rest, item.sent)
-        now = common.mean
-        if _smooths(config):
+        now = common
+        if smooths:
             now = config.momentum * learned.velocity + (1 - config.momentum) * now
             learned = learned._replace(velocity=now)
         learned = learned._replace(step=learned.step + 1)
         elements = learned.kept.size + rest_codec.elements(layers)
         result = Step(now + innovations, v - left, learned, elements=elements)
-        return _with_moments(config, result, common.mean + innovations, layers)
+        return _with_moments(config, result, common + innovations, layers)
 
     def messages(phase, layers, nodes):
         k = _count(config, layers)
@@ -192,7 +145,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         gathered = payload_sizes(rest_codec, layers) | {"scales": 2.0 * group_count(k)}
         return both_ways(summed) + to_all(gathered, nodes)
 
-    schedule = phases.in_sequence((DENSE, config.warmup_steps), (COMPRESSED, 0))
+    schedule = phases.in_sequence((phases.DENSE, config.warmup_steps), ("compressed", 0))
     memory = memory_of(config)
     return from_step(step, memory=memory, schedule=schedule, messages=messages, init=init)
 
@@ -200,40 +153,41 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
 def _with_moments(config: Klt, result: Step, decoded: Array, layers: Layers) -> Step:
     """Add the decoded mean f32[n] to the second moments of the step's shared state."""
     learned: Learned = result.shared
-    moments = add_moments(config.decay, learned.moments, decoded, layers)
+    moments = klt_bases.add_moments(config.decay, learned.moments, decoded, layers)
     return result._replace(shared=learned._replace(moments=moments))
 
 
-def _smooths(config: Klt) -> bool:
-    """Whether the mean of the common part is spread over the following steps by momentum."""
-    return config.momentum_correction and config.momentum_at_once
+def _renewed(config: Klt, learned: Learned) -> Learned:
+    """Compute the bases if they are due."""
+    due = learned.step % config.refresh == 0 if config.refresh else learned.step == 0
+    old = learned.bases, learned.kept, learned.groups
+
+    def vary_like(x, like):  # over a node's devices, as the branches of a cond must agree
+        return comm.vary_over(x, tuple(jax.typeof(like).mat.varying))
+
+    def new():
+        computed = klt_bases.eigenbases(learned.moments, learned.kept.size)
+        return jax.tree.map(vary_like, computed, old)
+
+    bases, kept, groups = lax.cond(due, new, lambda: old)
+    return learned._replace(bases=bases, kept=kept, groups=groups)
 
 
 def _check(config: Klt) -> None:
     if not 0 < config.share <= 1:
         raise ValueError(
-            f"share must be in (0, 1] (0.01 sends 1 % of the coefficients), got {config.share}"
-        )
+            f"share must be in (0, 1] (0.01 sends 1 % of the coefficients), got {config.share}")
     if config.code_dtype not in ("int8", "int16", "int32"):
         raise ValueError(f"code_dtype must be one of int8, int16, int32, got {config.code_dtype!r}")
     if not 0 <= config.decay < 1:
         raise ValueError(f"decay must be in [0, 1), got {config.decay}")
-    if config.warmup_steps < 1:
-        raise ValueError(
-            "the dense phase must have a step to learn from, got warmup_steps "
-            f"{config.warmup_steps}"
-        )
     if config.factor_masking:
-        raise ValueError(
-            "factor_masking must be False, got True: coefficients do not wait, so no velocity is "
-            "stale"
-        )
+        raise ValueError("factor_masking must be False, got True: coefficients do not wait, so no "
+                         "velocity is stale")  # fmt: skip
     if config.track_age:
-        raise ValueError(
-            "track_age must be False, got True: coefficients send a part of every value in every "
-            "step"
-        )
-    for name, least in (("refresh", 0), ("max_mode", 1)):
+        raise ValueError("track_age must be False, got True: coefficients send a part of every "
+                         "value in every step")  # fmt: skip
+    for name, least in (("warmup_steps", 1), ("refresh", 0), ("max_mode", 1)):
         if getattr(config, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
 
@@ -247,16 +201,17 @@ def _count(config: Klt, layers: Layers) -> int:
     return min(n, max(1, round(config.share * n)))
 
 
-def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Nodes) -> Common:
-    """Average all nodes' coefficients at the positions `kept`, and decode the mean and this node's
-    own."""
+def _common(
+    config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Nodes
+) -> tuple[Array, Array]:
+    """The common part as f32[n]: the mean of all nodes' coefficients at the positions `kept`,
+    decoded, and this node's, decoded."""
     coefficients = comm.one_by_one(partial(rotate, layers), learned.bases, v)[learned.kept]
     largest = largest_summand(config.code_dtype, nodes.count)
     if largest < LEVELS:
         raise ValueError(
             f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to "
-            f"{largest:.0f}, too coarse below {LEVELS}; use a wider one"
-        )
+            f"{largest:.0f}, too coarse below {LEVELS}; use a wider one")
     step = _steps(coefficients, learned.groups, largest, nodes)
     codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
     total = comm.psum(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
@@ -265,15 +220,16 @@ def _common(config: Klt, v: Array, learned: Learned, layers: Layers, nodes: Node
         spread = scatter(Sparse(learned.kept, coefficients), v.size)
         return comm.one_by_one(partial(rotate, layers, back=True), learned.bases, spread)
 
-    return Common(gradients(total * step / nodes.count), gradients(codes * step))
+    return gradients(total * step / nodes.count), gradients(codes * step)
 
 
 def _steps(coefficients: Array, groups: Array, largest: float, nodes: Nodes) -> Array:
-    """The quantisation step of each coefficient, f32[k]: within its group no node exceeds the
-    largest integer."""
-    # Nodes send the exponent of the largest magnitude: small, and equal on all nodes to the bit.
-    own = groups[None] == np.arange(group_count(groups.size), dtype=np.int32)[:, None]
-    magnitudes = jnp.max(jnp.where(own, jnp.abs(coefficients)[None], 0), axis=1, initial=0)
+    """The quantisation step of each coefficient, f32[k]: no node's integers exceed the largest."""
+    # Nodes send the exponent of a group's largest magnitude: small, and equal on all nodes to the
+    # bit.
+    numbers = np.arange(group_count(groups.size), dtype=np.int32)
+    of_group = jnp.where(groups[None] == numbers[:, None], jnp.abs(coefficients)[None], 0)
+    magnitudes = jnp.max(of_group, axis=1, initial=0)
     exponents = jnp.ceil(FINE * jnp.log2(jnp.maximum(magnitudes, 1e-30))).astype(jnp.int16)
     highest = jnp.max(comm.all_gather(exponents, nodes, "scales"), axis=0)
     return (jnp.exp2(highest.astype(jnp.float32) / FINE) / largest)[groups]

@@ -41,10 +41,8 @@ def modes(layers: Sequence[Layer]) -> list[tuple[int, ...]]:
 
 def _by_layer(flat: Array, layers: Sequence[Layer]) -> list[Array]:
     """The layers of f32[n]; the axes of each are its modes."""
-    return [
-        flat[layer.start : layer.start + layer.size].reshape(shape)
-        for layer, shape in zip(layers, modes(layers), strict=True)
-    ]
+    return [flat[layer.start : layer.start + layer.size].reshape(shape)
+            for layer, shape in zip(layers, modes(layers), strict=True)]  # fmt: skip
 
 
 def rotate(layers: Sequence[Layer], bases: Factors, flat: Array, back: bool = False) -> Array:
@@ -62,14 +60,13 @@ def nothing_learned(layers: Sequence[Layer], max_mode: int) -> tuple[Factors, Fa
     """Zero moments and identity bases, each [r, r], for modes of size 2 to `max_mode`; else moments
     [r], bases [0]."""
 
-    def each(rotated, plain):
-        def of_mode(shape, r):
-            return rotated(r) if len(shape) > 1 and 1 < r <= max_mode else plain(r)
+    def first(shape, r):
+        if len(shape) > 1 and 1 < r <= max_mode:
+            return jnp.zeros((r, r), jnp.float32), jnp.eye(r, dtype=jnp.float32)
+        return jnp.zeros((r,), jnp.float32), jnp.zeros((0,), jnp.float32)
 
-        return tuple(tuple(of_mode(shape, r) for r in shape) for shape in modes(layers))
-
-    moments = each(lambda r: jnp.zeros((r, r), jnp.float32), lambda r: jnp.zeros((r,), jnp.float32))
-    bases = each(lambda r: jnp.eye(r, dtype=jnp.float32), lambda r: jnp.zeros((0,), jnp.float32))
+    pairs = [[first(shape, r) for r in shape] for shape in modes(layers)]
+    moments, bases = (tuple(tuple(pair[i] for pair in layer) for layer in pairs) for i in (0, 1))
     return moments, bases
 
 
@@ -81,23 +78,17 @@ def add_moments(decay: float, old: Factors, mean: Array, layers: Sequence[Layer]
         new = _tensordot(a, a, ((1,), (1,))) if moment.ndim == 2 else jnp.sum(a * a, axis=1)
         return decay * moment + new
 
-    return tuple(
-        tuple(of_mode(x, axis, moment) for axis, moment in enumerate(moments))
-        for x, moments in zip(_by_layer(mean, layers), old, strict=True)
-    )
+    return tuple(tuple(of_mode(x, axis, moment) for axis, moment in enumerate(moments))
+                 for x, moments in zip(_by_layer(mean, layers), old, strict=True))  # fmt: skip
 
 
 def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array, Array]:
-    """Eigenvectors of the moments, the positions of the `count` coefficients with most energy, and
-    their groups.
-
-    Returns:
-      Bases; positions i32[count], ascending; groups i32[count], see `grouped`.
-    """
-    bases, energies = [], [jnp.zeros((0,), jnp.float32)]
+    """Eigenvectors of the moments; positions i32[count], ascending, of the coefficients with most
+    energy; their groups i32[count], see `grouped`."""
+    nothing = jnp.zeros((0,), jnp.float32)
+    bases, energies = [], [nothing]
     rotated = iter(eigh([moment for layer in moments for moment in layer if moment.ndim == 2]))
     for layer in moments:
-        nothing = jnp.zeros((0,), jnp.float32)
         pairs = [next(rotated) if moment.ndim == 2 else (moment, nothing) for moment in layer]
         values = [jnp.maximum(value, 0) for value, _ in pairs]
         whole = energy = jnp.sum(values[0])
@@ -111,10 +102,7 @@ def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array, Array]:
 
 
 def grouped(energies: Array) -> Array:
-    """The group of each coefficient, i32[k]: 0 for the one with most energy, then groups of 2, 4, 8
-    ...
-
-    Equal energies are in one group, the earliest.
+    """Groups by energy, i32[k]: 0 for the largest, then groups of 2, 4, 8, ...; ties share one.
 
     Example:
       >>> grouped(jnp.array([2.0, 9.0, 1.0, 1.0, 4.0]))

@@ -1,5 +1,5 @@
-"""Slices of convolution gradients, their samples and principal components, and the codes made with
-them (GradiVeQ).
+"""Slices of convolution gradients, their principal components, and the codes made with them
+(GradiVeQ).
 
 A kernel [height, width, depth, filters] has the memory order of the paper's Figure 3a: filters vary
 fastest, then depth, width and height. A slice is K consecutive values; K is a multiple of depth *
@@ -25,21 +25,13 @@ _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 class Sliced(NamedTuple):
-    """One layer's slices. Static.
+    """One layer's slices. Static."""
 
-    Attributes:
-      start: of the layer in the flat vector.
-      size: its values.
-      width: K, values in a slice.
-      count: number of slices; the last one is padded.
-      reuse: s, number of slices that share a basis.
-    """
-
-    start: int
-    size: int
-    width: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count
-    reuse: int
+    start: int  # of the layer in the flat vector
+    size: int  # values of the layer
+    width: int  # K, values in a slice
+    count: int  # type: ignore[assignment]  # number of slices; shadows tuple.count
+    reuse: int  # s, number of slices that share a basis
 
     @property
     def bases(self) -> int:
@@ -53,8 +45,7 @@ def block_of(shape: Sequence[int]) -> int:
 
 
 def is_convolution(leaf: Any, max_slice: int) -> bool:
-    """Whether a leaf is a kernel [..., D, F] with at least one tap axis and at most `max_slice`
-    values per tap."""
+    """Whether a leaf is a kernel [..., D, F] with taps of at most `max_slice` values."""
     is_kernel = jnp.issubdtype(leaf.dtype, jnp.inexact) and len(leaf.shape) > 2
     return is_kernel and 0 < block_of(leaf.shape) <= max_slice
 
@@ -62,14 +53,8 @@ def is_convolution(leaf: Any, max_slice: int) -> bool:
 def plan(
     layers: Sequence[Layer], slice_taps: int, max_slice: int, reuse: int
 ) -> tuple[Sliced, ...]:
-    """The slices of every layer of a vector that holds convolutions only.
-
-    Args:
-      layers: of the vector.
-      slice_taps: K / (F * D).
-      max_slice: the largest K; fewer taps are taken where it would be larger.
-      reuse: s, or 0 for one basis a layer.
-    """
+    """The slices of every layer of a vector that holds only convolutions: K = `slice_taps` F D, or
+    fewer taps where that exceeds `max_slice`; `reuse` is s, or 0 for one basis a layer."""
     out = []
     for layer in layers:
         block = block_of(layer.shape)
@@ -88,36 +73,32 @@ def slices(flat: Array, layer: Sliced) -> Array:
 
 def no_rows(layers: Sequence[Sliced], counts: Sequence[int]) -> Rows:
     """Zeros for `counts` samples, or directions, of the first slice of every s slices."""
-    return tuple(
-        jnp.zeros((layer.bases, count, layer.width), jnp.float32)
-        for layer, count in zip(layers, counts, strict=True)
-    )
+    return tuple(jnp.zeros((layer.bases, count, layer.width), jnp.float32)
+                 for layer, count in zip(layers, counts, strict=True))  # fmt: skip
 
 
 def add_sample(layers: Sequence[Sliced], rows: Rows, mean: Array, index: Array) -> Rows:
-    """Write the first slices of one aggregated gradient f32[n] into the samples, at `index`
-    i32[]."""
-    return tuple(
-        lax.dynamic_update_index_in_dim(r, slices(mean, layer)[:: layer.reuse], index, 1)
-        for layer, r in zip(layers, rows, strict=True)
-    )
+    """Write the first slices of a mean gradient f32[n] into the samples, at `index` i32[]."""
+    return tuple(lax.dynamic_update_index_in_dim(r, slices(mean, layer)[:: layer.reuse], index, 1)
+                 for layer, r in zip(layers, rows, strict=True))  # fmt: skip
 
 
 # --- principal components, between two phases -----------------------------------------------------
 
 
 def principal(samples: Array, count: Array, centred: bool = True) -> tuple[Array, Array]:
-    """Principal components of f32[bases, L, K]: energies f32[bases, r], largest first, directions
-    f32[bases, r, K].
+    """Principal components of f32[bases, L, K]: energies f32[bases, r], largest first, and
+    directions f32[bases, r, K], with r = min(L, K).
 
     The first `count` of L samples are valid, the others are zero. If `centred`, their mean is
-    subtracted. Uses the singular values of the samples if L < K, else of their covariance. r =
-    min(L, K). Energies are sums over samples, not means.
+    subtracted. Energies are sums over samples, not means.
 
     Source: GradiVeQ paper, Section 2, after (5).
     """
-    there = (jnp.arange(samples.shape[1]) < count)[:, None]
-    x = jnp.where(there, samples - samples.sum(1, keepdims=True) / count, 0) if centred else samples
+    valid = (jnp.arange(samples.shape[1]) < count)[:, None]
+    x = samples
+    if centred:
+        x = jnp.where(valid, samples - samples.sum(1, keepdims=True) / count, 0)
     if samples.shape[1] < samples.shape[2]:
         _, s, directions = jnp.linalg.svd(x, full_matrices=False)
         return s**2, directions
@@ -131,29 +112,25 @@ _principal = jax.jit(principal, static_argnums=2)
 def components(
     samples: Array, taken: Array, centred: bool, nodes: Nodes
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`principal` of the newest samples, computed on one device of each process; all use the first
-    one's."""
+    """`principal` of the newest samples, on one device of each process; all use the first one's."""
     count = max(min(int(taken), samples.shape[1]), 1)
     energies, directions = _principal(np.asarray(samples), np.float32(count), centred)
     return of_first_process(energies, nodes), of_first_process(directions, nodes)
 
 
 def dimensions(energies: np.ndarray, loss: float) -> int:
-    """d: the fewest components that hold 1 - loss of the energies [bases, r] in each base, at least
-    1.
+    """d: the largest `dimension` of several bases, energies f32[bases, r].
 
     Example:
       >>> dimensions(np.array([[6.0, 3.0, 1.0]]), loss=0.2)
       2
-
-    Source: GradiVeQ paper, (6).
     """
     return max(dimension(base, loss) for base in np.asarray(energies, np.float64))
 
 
 def dimension(energies: np.ndarray, loss: float) -> int:
-    """d of one basis: the fewest components that leave at most the share `loss` of the energies
-    f64[r]; at least 1.
+    """d of one basis: the fewest components, at least 1, that lose at most the share `loss` of the
+    energies f64[r].
 
     Example:
       >>> dimension(np.array([8.0, 1.5, 0.5]), 0.05)
@@ -171,11 +148,7 @@ def dimension(energies: np.ndarray, loss: float) -> int:
 def codes(
     layers: Sequence[Sliced], rows: Rows, d: Sequence[int], x: Array, start: int, stop: int
 ) -> Array:
-    """Values start to stop of the code of x f32[n] (its mean subtracted), in which each slice of a
-    layer has d values.
-
-    Source: GradiVeQ paper, (3).
-    """
+    """Values start to stop of the code of x f32[n] (its mean subtracted), (3): d values a slice."""
     out, at = [x[:0]], 0  # `x[:0]`: an empty part, too, must vary between nodes
     for layer, basis, size in zip(layers, rows, d, strict=True):
         a, b = (min(max(bound - at, 0), layer.count * size) for bound in (start, stop))
@@ -197,17 +170,12 @@ def _products(layer: Sliced, basis: Array, d: int, x: Array, first: int, last: i
 
 
 def decoded(layers: Sequence[Sliced], rows: Rows, d: Sequence[int], code: Array) -> Array:
-    """Decode a code to f32[n], without adding the mean.
-
-    Source: GradiVeQ paper, (5).
-    """
+    """Decode a code to f32[n], (5), without adding the mean."""
     out, at = [jnp.zeros((0,), jnp.float32)], 0
     for layer, basis, size in zip(layers, rows, d, strict=True):
-        of_layer = code[at : at + layer.count * size].reshape(layer.count, size)
-        back = [
-            _matmul(of_layer[g * layer.reuse :][: layer.reuse], basis[g, :size])
-            for g in range(layer.bases)
-        ]
+        x = code[at : at + layer.count * size].reshape(layer.count, size)
+        back = [_matmul(x[g * layer.reuse :][: layer.reuse], basis[g, :size])
+                for g in range(layer.bases)]  # fmt: skip
         out.append(jnp.concatenate(back).reshape(-1)[: layer.size])
         at += layer.count * size
     return jnp.concatenate(out)

@@ -3,8 +3,8 @@
 Values beyond a format's range are clipped to it. float8_e4m3 holds magnitudes from 2^-9 to 448,
 float8_e5m2 from 2^-16 to 57,344; many gradients are smaller. So `scaled` first multiplies each
 layer by the power of two, from 2^-100 to 2^100, that brings its largest value close to the
-format's. The powers cost 4 bytes per layer. Block formats (`jgc.wire.blocks`) have a scale for
-every 16 or 32 values.
+format's: 4 bytes per layer. Block formats (`jgc.wire.blocks`) have a scale for every 16 or 32
+values.
 
 Source: Micikevicius et al. 2018, "Mixed Precision Training", ICLR, Section 3.2 (scaling, there of
 the loss); Micikevicius et al. 2022, "FP8 Formats for Deep Learning", Section 3 (the two formats,
@@ -13,7 +13,7 @@ scaling by tensor); Rouhani et al. 2023, "OCP Microscaling Formats (MX) Specific
 
 Differs from the papers
   1. Gradients are sent in these formats, and added up in f32. The papers compute in them.
-  2. The block formats differ from their specifications as `jgc.wire.blocks` says.
+  2. The block formats differ from their specifications: see `jgc.wire.blocks`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, check_idle, settings_of
+from jgc.compress.registry import Entry, check_idle, papers, settings_of
 from jgc.types import Compressor
 from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
 from jgc.wire.floats import round_to
@@ -31,28 +31,13 @@ from jgc.wire.noise import noise
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import each_group, largest, over_groups
 
-FORMATS = {
-    "bfloat16": jnp.bfloat16,
-    "float16": jnp.float16,
-    "float8_e4m3": jnp.float8_e4m3fn,
-    "float8_e5m2": jnp.float8_e5m2,
-}
-
-Format = Literal[
-    "bfloat16",
-    "float16",
-    "float8_e4m3",
-    "float8_e5m2",
-    "mxfp8_e4m3",
-    "mxfp8_e5m2",
-    "mxfp4",
-    "nvfp4",
-]
+Format = Literal["bfloat16", "float16", "float8_e4m3", "float8_e5m2",
+                 "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4"]  # fmt: skip
 
 
 def rounded(name: str, scaled: bool, at_random: bool = False) -> Quantiser:
     """Every value in that format; if `scaled`, also each layer's power of two."""
-    dtype = jnp.dtype(FORMATS[name])
+    dtype = jnp.dtype("float8_e4m3fn" if name == "float8_e4m3" else name)
     room = math.frexp(float(jnp.finfo(dtype).max))[1] - 1  # exponent of the largest power of two
 
     def narrow(key, v):  # to the nearest by the conversion itself
@@ -80,20 +65,15 @@ class Cast(Quantising):
     format: Format = "bfloat16"
     """floating-point format in which values are sent; mxfp8, mxfp4 and nvfp4 are block formats"""
     scaled: bool = True
-    """a power of two per layer, so that its values use the format's range; bfloat16 never has
-    one, block formats have their scales"""
+    """a power of two per layer, for the format's range; not for bfloat16 and block formats"""
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """nearest: least error; stochastic: up or down at random, so that the mean over many draws is
-    the value"""
+    """nearest: least error; stochastic: up or down at random, unbiased"""
 
 
 def cast(config: Cast | None = None, **overrides) -> Compressor:
     """All n values in 16, 8 or 4 bits, rounded to the nearest or at random.
 
     mxfp8 takes 8.25 bits a value, mxfp4 4.25, nvfp4 4.51, their scales included.
-
-    Args:
-      config: settings; `overrides` replace single fields.
 
     Raises:
       ValueError: an unknown format, rounding or exchange, `scaled=False` with a block format, a
@@ -105,10 +85,7 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
       >>> cast(format="mxfp4", hadamard=64, error_feedback=True).schedule[0].name
       'mxfp4'
 
-    References:
-      Micikevicius et al. 2018, "Mixed Precision Training", ICLR; 2022, "FP8 Formats for Deep
-      Learning"; Rouhani et al. 2023, "OCP Microscaling Formats (MX) Specification"; NVIDIA 2025,
-      "Pretraining Large Language Models with NVFP4".
+    Source: Micikevicius et al. 2018, ICLR, and 2022; Rouhani et al. 2023 (MX); NVIDIA 2025 (NVFP4).
     """
     config = settings_of(Cast, config, overrides)
     if config.format not in get_args(Format):
@@ -124,42 +101,8 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
     return quantized(rounded(config.format, scaled, at_random), config)
 
 
-CITATION = """@inproceedings{micikevicius2018mixed,
-  title = {Mixed Precision Training},
-  author = {Micikevicius, Paulius and Narang, Sharan and Alben, Jonah and Diamos, Gregory and
-    Elsen, Erich and
-    Garcia, David and Ginsburg, Boris and Houston, Michael and Kuchaiev, Oleksii and Venkatesh,
-    Ganesh and Wu, Hao},
-  booktitle = {International Conference on Learning Representations},
-  year = {2018},
-}
-@misc{micikevicius2022fp8,
-  title = {{FP8} Formats for Deep Learning},
-  author = {Micikevicius, Paulius and others},
-  eprint = {2209.05433},
-  archiveprefix = {arXiv},
-  year = {2022},
-}
-@misc{rouhani2023microscaling,
-  title = {Microscaling Data Formats for Deep Learning},
-  author = {Rouhani, Bita Darvish and others},
-  eprint = {2310.10537},
-  archiveprefix = {arXiv},
-  year = {2023},
-}
-@misc{nvidia2025nvfp4,
-  title = {Pretraining Large Language Models with {NVFP4}},
-  author = {{NVIDIA}},
-  eprint = {2509.25149},
-  archiveprefix = {arXiv},
-  year = {2025},
-}"""
-
 METHOD = Entry(
     "cast", Cast, cast, "Micikevicius et al. 2018, 2022; Rouhani et al. 2023; NVIDIA 2025",
-    lossless=None,
-    exempt={
-        "conservation": "what rounding loses is not kept",
-    },
-    citation=CITATION,
-)  # fmt: skip
+    lossless=None, exempt={"conservation": "the rounding error is lost"},
+    citation=papers("micikevicius2018mixed", "micikevicius2022fp8", "rouhani2023microscaling",
+                    "nvidia2025nvfp4"))

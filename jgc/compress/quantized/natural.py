@@ -1,9 +1,8 @@
-"""Natural compression: round each value at random to one of the two powers of two around it,
-without bias.
+"""Natural compression: round each value at random to a neighbouring power of two, without bias.
 
-Sign and exponent of a float take 9 bits, and the 23 bits of the mantissa are dropped. Adding a
-random mantissa first rounds up with a probability equal to the mantissa, the relative distance from
-the lower power of two.
+Sign and exponent of a float take 9 bits; the 23 bits of the mantissa are dropped. Adding a random
+mantissa first rounds up with a probability equal to the mantissa, the relative distance from the
+lower power of two.
 
 Source: Horvath et al. 2019, "Natural Compression for Distributed Deep Learning", Section 2,
 definition 1.
@@ -23,17 +22,16 @@ import numpy as np
 from jax import lax
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, settings_of
+from jgc.compress.registry import Entry, papers, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 
-BITS, MANTISSA = 9, 23
+MANTISSA = 23
 _LARGEST = np.uint32(254 << MANTISSA)  # the bits of 2^127
 
 
 def powers_of_two() -> Quantiser:
-    """Sign and exponent of every value; a random mantissa is added before its mantissa is
-    dropped."""
+    """Sign and exponent of every value, after a random mantissa was added."""
 
     def quantise(key, v, layers):
         bits = lax.bitcast_convert_type(v, jnp.uint32)
@@ -45,7 +43,7 @@ def powers_of_two() -> Quantiser:
     def value(codes):
         return lax.bitcast_convert_type(codes << np.uint32(MANTISSA), jnp.float32)
 
-    return Quantiser("natural", BITS, quantise, value, scales=0)
+    return Quantiser("natural", 9, quantise, value, scales=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +54,6 @@ class Natural(Quantising):
 def natural(config: Natural | None = None, **overrides) -> Compressor:
     """Stochastic rounding to powers of two, unbiased: 9 bits for each of n values, no scales.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
       ValueError: an unknown exchange.
 
@@ -66,28 +61,12 @@ def natural(config: Natural | None = None, **overrides) -> Compressor:
       >>> natural().schedule[0].name
       'natural'
 
-    References:
-      Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, "Natural Compression for Distributed Deep
-      Learning".
+    Source: Horvath et al. 2019, "Natural Compression for Distributed Deep Learning".
     """
-    config = settings_of(Natural, config, overrides)
-    return quantized(powers_of_two(), config)
+    return quantized(powers_of_two(), settings_of(Natural, config, overrides))
 
-
-CITATION = r"""@misc{horvath2019natural,
-  title = {Natural Compression for Distributed Deep Learning},
-  author = {Horv{\'a}th, Samuel and Ho, Chen-Yu and Horv{\'a}th, {\v{L}}udov{\'i}t and Sahu, Atal
-    Narayan and
-    Canini, Marco and Richt{\'a}rik, Peter},
-  eprint = {1905.10988},
-  archiveprefix = {arXiv},
-  year = {2019},
-}"""
 
 METHOD = Entry(
     "natural", Natural, natural, "Horvath et al. 2019", lossless=None,
-    exempt={
-        "conservation": "unbiased, and what is lost is not kept",
-    },
-    citation=CITATION,
-)  # fmt: skip
+    citation=papers("horvath2019natural"),
+    exempt={"conservation": "unbiased; keeps no residual"})

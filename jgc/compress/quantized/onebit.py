@@ -1,7 +1,6 @@
 """1-bit SGD: the sign of every value and two scales per layer, with error feedback.
 
-    v = r + g;  send sign(v);  Q(v) = the mean of the values of that sign in the layer;  r = v -
-    Q(v)
+    v = r + g;  send sign(v);  Q(v) = the mean of the layer's values of that sign;  r = v - Q(v)
 
 Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
 Distributed Training of Speech DNNs", Interspeech, Sections 3.1 and 3.2.
@@ -9,9 +8,9 @@ Distributed Training of Speech DNNs", Interspeech, Sections 3.1 and 3.2.
 Differs from the paper
   1. Two scales per layer, or per `bucket` of consecutive values; the paper has two per column of a
      weight matrix.
-  2. All nodes gather all codes. In the paper each node owns a part of the gradient: it adds up that
-     part, quantises the sum with its own residual, and sends the result, as
-     `exchange="two_shot"` does. `exchange="ring"` quantises sums at every hop.
+  2. All nodes gather all codes. In the paper each node adds up a part of the gradient, quantises
+     the sum with a second residual, and sends the result, as `exchange="two_shot"` does.
+     `exchange="ring"` quantises sums at every hop.
   3. No AdaGrad and no warm start in full precision; they belong to the paper's training recipe.
 """
 
@@ -20,7 +19,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, settings_of
+from jgc.compress.registry import Entry, papers, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import check_bucket, each_group, summed
@@ -58,9 +57,6 @@ class OneBit(Quantising):
 def onebit(config: OneBit | None = None, **overrides) -> Compressor:
     """Signs with error feedback: one bit for each of n values and two f32 for each layer.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
       ValueError: a negative bucket, an unknown exchange.
 
@@ -68,20 +64,11 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
       >>> onebit().schedule[0].name
       '1 bit'
 
-    References:
-      Seide, Fu, Droppo, Li, Yu 2014, "1-Bit Stochastic Gradient Descent", Interspeech.
+    Source: Seide, Fu, Droppo, Li, Yu 2014, "1-Bit Stochastic Gradient Descent", Interspeech.
     """
     config = settings_of(OneBit, config, overrides)
     return quantized(signs_and_means(config.bucket), config)
 
 
-CITATION = """@inproceedings{seide2014onebit,
-  title = {1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
-    Training of Speech
-    {DNNs}},
-  author = {Seide, Frank and Fu, Hao and Droppo, Jasha and Li, Gang and Yu, Dong},
-  booktitle = {Interspeech},
-  year = {2014},
-}"""
-
-METHOD = Entry("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None, citation=CITATION)
+METHOD = Entry("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None,
+               citation=papers("seide2014onebit"))

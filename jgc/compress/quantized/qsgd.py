@@ -14,16 +14,14 @@ Differs from the paper
      paper's Elias codes depends on the values.
   2. The default `norm="max"`, the largest magnitude of a bucket, is that of the paper's
      experiments; "l2" is that of its theory.
-  3. Buckets are cut from the whole flat vector, so one can hold the end of a layer and the start of
-     the next.
+  3. Buckets are cut from the whole flat vector, so one can span two layers.
   4. `error_feedback` is ours. The error of random rounding to few levels can exceed the values, and
-     its residual grows without bound. So with feedback, values are scaled by the maximum and
+     its residual would grow without bound: with feedback, values are scaled by the maximum and
      rounded to the nearest level.
   5. Random numbers for rounding are a hash of the position and of two words of the step's key
-     (`noise`): 24 bits each, in an eighth of the time of JAX's own.
-  6. `exchange="ring"`, the baseline of the GradiVeQ paper, is not in the QSGD paper: every hop
-     quantises the sum again. Nor is `exchange="two_shot"`, in which each node quantises the mean
-     of a share.
+     (`noise`): 24 bits each, in an eighth of the time of JAX's.
+  6. `exchange="ring"`, the baseline of the GradiVeQ paper, quantises the sum at every hop, and
+     "two_shot" the mean of each node's share; the QSGD paper has neither.
 """
 
 import dataclasses
@@ -32,37 +30,22 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, settings_of
+from jgc.compress.registry import Entry, papers, settings_of
 from jgc.types import Array, Compressor
 from jgc.wire.noise import noise
 from jgc.wire.quantized_words import Quantiser
-from jgc.wire.scales import (
-    aligned,
-    check_bucket,
-    each_group,
-    fraction,
-    largest,
-    root_mean_square,
-)
+from jgc.wire.scales import aligned, check_bucket, each_group, fraction, largest, root_mean_square
 
 Norm = Literal["max", "l2"]
 
 
 def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Quantiser:
-    """Sign and level of every value, rounded at random or to the nearest; a scale of each bucket.
-
-    Symbols: s levels; |v| of a bucket is its scale; Q(v_i) = |v| sign(v_i) l_i / s.
-    """
-    if not 2 <= bits <= 8:
-        raise ValueError(f"bits must be 2 to 8, got {bits}")
-    check_bucket(bucket)
-    if norm not in ("max", "l2"):
-        raise ValueError(f"norm must be 'max' or 'l2', got {norm!r}")
+    """Sign and level of every value, rounded at random or to the nearest; a scale a bucket."""
     s, sign_bit = 2 ** (bits - 1) - 1, 2 ** (bits - 1)
     norm_of = largest if norm == "max" else euclidean
 
     def quantise(key, v, layers):
-        norms = each_group(norm_of, jnp.abs(v), layers, bucket)
+        norms = each_group(norm_of, jnp.abs(v), layers, bucket)  # |v| of every bucket
         v, (norm,) = aligned(v, [norms], layers, bucket)
         level = s * fraction(jnp.abs(v), norm)
         low = jnp.floor(level)
@@ -75,8 +58,7 @@ def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Quan
         level = codes & (sign_bit - 1)
         return jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) / s * norm
 
-    name = f"qsgd, {bits} bits"
-    return Quantiser(name, bits, quantise, value, bucket=bucket, in_parts=True)
+    return Quantiser(f"qsgd, {bits} bits", bits, quantise, value, bucket=bucket, in_parts=True)
 
 
 def euclidean(x: Array) -> Array:
@@ -99,46 +81,34 @@ class Qsgd(Quantising):
 def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
     """Stochastic quantisation, unbiased: `bits` for each of n values and f32 for each bucket.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: bits outside 2 to 8, a negative bucket, an unknown norm or exchange, error
-        feedback with the Euclidean norm, or with 2 bits in a ring.
+      ValueError: a setting outside its range; error feedback with the Euclidean norm, or with 2
+        bits in a ring.
 
     Example:
       >>> qsgd(bits=2).schedule[0].name
       'qsgd, 2 bits'
 
-    References:
-      Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, "QSGD", NeurIPS.
+    Source: Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, "QSGD", NeurIPS, Section 3.1.
     """
     config = settings_of(Qsgd, config, overrides)
+    if not 2 <= config.bits <= 8:
+        raise ValueError(f"bits must be 2 to 8, got {config.bits}")
+    check_bucket(config.bucket)
+    if config.norm not in ("max", "l2"):
+        raise ValueError(f"norm must be 'max' or 'l2', got {config.norm!r}")
     if config.error_feedback and config.norm == "l2":
-        raise ValueError(
-            "error_feedback needs norm 'max', got 'l2', whose lowest level most values never reach"
-        )
+        raise ValueError("error_feedback needs norm 'max', got 'l2', whose lowest level most "
+                         "values never reach")  # fmt: skip
     if config.error_feedback and config.exchange == "ring" and config.bits == 2:
         raise ValueError(
             "error_feedback with exchange='ring' needs bits of at least 3, got 2: a node's "
-            "residual takes the errors of whole sums, and with three levels they grow from "
-            "step to step"
-        )
+            "residual takes the errors of whole sums, and with three levels they grow from step to "
+            "step")
     levels = levels_of(config.bits, config.bucket, config.norm, nearest=config.error_feedback)
     return quantized(levels, config)
 
 
-CITATION = """@inproceedings{alistarh2017qsgd,
-  title = {{QSGD}: Communication-Efficient {SGD} via Gradient Quantization and Encoding},
-  author = {Alistarh, Dan and Grubic, Demjan and Li, Jerry and Tomioka, Ryota and Vojnovic, Milan},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2017},
-}"""
-
 METHOD = Entry(
-    "qsgd", Qsgd, qsgd, "Alistarh et al. 2017", lossless=None,
-    exempt={
-        "conservation": "unbiased, and what is lost is not kept",
-    },
-    citation=CITATION,
-)  # fmt: skip
+    "qsgd", Qsgd, qsgd, "Alistarh et al. 2017", lossless=None, citation=papers("alistarh2017qsgd"),
+    exempt={"conservation": "unbiased; keeps no residual"})

@@ -1,4 +1,4 @@
-"""Shared by the scalar quantisers: their settings, the exchanges of codes, error feedback."""
+"""Shared by the scalar quantisers: settings, rotation, and the exchanges of codes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,16 +8,14 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.quantized.rotated import rotated
 from jgc.layout.pack import values_of, whole
-from jgc.method import phases
-from jgc.method.compose import compose
-from jgc.method.exchange import Codec, Tiled, gather, payload_sizes
-from jgc.method.from_step import Step, from_step
+from jgc.method import Codec, Step, compose, from_step, phases
+from jgc.method.exchange import Tiled, gather, payload_sizes
 from jgc.method.memory import Memory, error_feedback, no_memory
 from jgc.method.messages import both_ways
 from jgc.types import Array, Compressor, Key, Nodes
 from jgc.wire import quantized_tiles, quantized_words
+from jgc.wire.hadamard import check_block, rotate, rotate_back
 from jgc.wire.quantized_words import Quantiser
 
 
@@ -31,16 +29,12 @@ class Quantising:
     """gather: every node gets all nodes' codes; ring: every hop decodes, adds and quantises partial
     sums; two_shot: every node adds up a share of the values in f32 and quantises the mean"""
     hadamard: int = 0
-    """consecutive values that are rotated together before they are coded, a power of two, so that a
-    few large ones do not take the scale from the others; 0 for none"""
+    """consecutive values rotated together before they are coded, a power of two, which spreads
+    outliers over their block; 0 for none"""
 
 
 def quantized(quantiser: Quantiser, config: Quantising) -> Compressor:
-    """The method that sends a code of every value, with or without error feedback.
-
-    Raises:
-      ValueError: an unknown exchange, a size of `hadamard` that does not fit.
-    """
+    """The method that sends a code of every value, with or without error feedback."""
     if config.exchange not in ("gather", *REDUCING):
         choices = ", ".join(map(repr, ("gather", *REDUCING)))
         raise ValueError(f"exchange must be one of {choices}, got {config.exchange!r}")
@@ -53,6 +47,7 @@ def quantized(quantiser: Quantiser, config: Quantising) -> Compressor:
 
 def codec_of(q: Quantiser) -> Codec:
     """The codec that packs a quantiser's codes into words."""
+    fits, mean = partial(quantized_tiles.fits, q), partial(quantized_tiles.mean_in_tiles, q)
     return Codec(
         name=q.name,
         linear=False,
@@ -61,10 +56,32 @@ def codec_of(q: Quantiser) -> Codec:
         mean=partial(quantized_words.mean_of, q),
         elements=values_of,
         agree=q.agree,
-        tiled=Tiled(
-            q.field, partial(quantized_tiles.fits, q), partial(quantized_tiles.mean_in_tiles, q)
-        ),
-    )
+        tiled=Tiled(q.field, fits, mean))
+
+
+def rotated(codec: Codec, block: int, bucket: int) -> Codec:
+    """The codec of rotated vectors (`jgc.wire.hadamard`); decoded values and means are rotated
+    back. `block` values are rotated together, 0 for none; `bucket` values share a scale, or 0."""
+    check_block(block)
+    if not block:
+        return codec
+    if bucket and bucket % block and block % bucket:
+        raise ValueError(f"hadamard must divide the {bucket} values of a scale or be a multiple of "
+                         f"them, got {block}")  # fmt: skip
+
+    def rotate_first(fn):
+        return lambda v, layers: fn(rotate(v, block), layers)
+
+    def back(decode):
+        return lambda *payload_and_layers: rotate_back(decode(*payload_and_layers), block)
+
+    tiled = codec.tiled
+    return codec._replace(
+        encode=lambda key, v, *rest: codec.encode(key, rotate(v, block), *rest),
+        decode=back(codec.decode),
+        mean=back(codec.mean),
+        agree=None if codec.agree is None else rotate_first(codec.agree),
+        tiled=None if tiled is None else tiled._replace(mean=back(tiled.mean)))
 
 
 # --- codes of sums, which cannot be added up ------------------------------------------------------
@@ -79,18 +96,13 @@ REDUCING: dict[str, tuple[Callable[..., tuple[Array, Array]], Callable[[Nodes], 
 def reduced(codec: Codec, memory: Memory, bucket: int, exchange: str) -> Compressor:
     """The method whose nodes send codes of their values and codes of sums: a ring, or two shots.
 
-    A node sends 2 (K - 1) / K payloads instead of the K - 1 of a gather.
+    A node sends 2 (K - 1) / K payloads instead of the K - 1 of a gather. Relative to the variance
+    of a single node's rounding, a gather's is 1 / K. The others':
 
-    In a ring, every hop decodes, adds and quantises the sum: K roundings, of ever larger sums, and
-    2 (K - 1) transfers in a row. Random rounding stays unbiased. With a gather its variance falls
-    as 1 / K. In rings of 4 and of 16 nodes its variance, measured, is 0.5 to 1.3 times that of a
-    single node if gradients are unrelated. If they are equal it is 0.8 to 1.5 times, but with
-    `natural` 2.5 times on 4 nodes and 5 times on 16.
-
-    In two shots, every node reduces its share of the values: two roundings and two collectives. The
-    second rounding is that of a mean. If gradients are unrelated, the mean is smaller than they are
-    by the square root of K, so the variance is twice that of a gather at any K. If they are equal,
-    it is that of a single node, and a gather's is K times smaller.
+    - ring, K roundings of ever larger sums, 2 (K - 1) transfers in a row: measured on 4 and 16
+      nodes, 0.5 to 1.3 for unrelated gradients; 0.8 to 1.5 for equal ones, `natural` 2.5 and 5;
+    - two_shot, two roundings and two collectives; the second rounds a mean: 2 / K for unrelated
+      gradients, whose mean is sqrt(K) times smaller than they are; 1 for equal ones.
 
     Differs from the same quantiser with a gather
       1. Segments hold whole buckets, and a segment smaller than a bucket is one bucket. One scale
@@ -116,25 +128,16 @@ def reduced_mean(
 ) -> tuple[Array, Array]:
     """Mean of v f32[n] over nodes by codes of sums, and this node's quantisation errors, f32[n].
 
-    Args:
-      codec: a codec without `agree`.
-      bucket: number of values that share a scale, or 0.
-      exchange: "ring" or "two_shot".
-      key: the same on all nodes.
-      v: f32[n].
-      nodes: the layout.
+    The codec must have no `agree`; the key is the same on all nodes.
     """
     mean_of_segments, count = REDUCING[exchange]
     places = count(nodes)
     layers = (whole(segment_size(v.size, places, bucket), "segment"),)
     segments = jnp.pad(v, (0, places * values_of(layers) - v.size)).reshape(places, -1)
     mean, lost = mean_of_segments(
-        key,
-        segments,
+        key, segments, nodes=nodes,
         encode=lambda key, x: codec.encode(key, x, layers),
-        decode=lambda payload: jnp.asarray(codec.decode(payload, layers)),
-        nodes=nodes,
-    )
+        decode=lambda payload: jnp.asarray(codec.decode(payload, layers)))
     return mean.reshape(-1)[: v.size], lost.reshape(-1)[: v.size]
 
 
@@ -153,8 +156,5 @@ def segment_sizes(codec: Codec, bucket: int, n: int, places: int) -> dict[str, f
     """Bytes by field of the codes of n values in segments, without the last ones' padding."""
     size = segment_size(n, places, bucket)
     full, rest = divmod(n, size) if n else (0, 0)
-    whole_segment, last = (payload_sizes(codec, (whole(part, "segment"),)) for part in (size, rest))
-    return {
-        field: full * whole_segment[field] + (last[field] if rest else 0.0)
-        for field in whole_segment
-    }
+    first, last = (payload_sizes(codec, (whole(part, "segment"),)) for part in (size, rest))
+    return {field: full * first[field] + (last[field] if rest else 0.0) for field in first}

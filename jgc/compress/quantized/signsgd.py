@@ -9,13 +9,13 @@ Algorithm 3 (majority vote); Karimireddy et al. 2019, "Error Feedback Fixes Sign
 Gradient Compression Schemes", ICML, Algorithm 1.
 
 Differs from the paper
-  1. In a vote, a node draws the sign of a zero at random. If it were positive, values without a
+  1. In a vote, a node draws the sign of a zero at random: if it were positive, values without a
      gradient would drift forever. A tie is 0.
   2. With feedback each layer has a scale, as in the second paper's experiments; its Algorithm 1 has
      one for all layers. The residual holds gradients before the learning rate is applied, in the
      paper after it.
-  3. The outcome of a vote is multiplied by `magnitude`, so that learning rates of other methods can
-     be used. The paper's is 1.
+  3. The outcome of a vote is multiplied by `magnitude` (the paper: 1), so that learning rates of
+     other methods can be used.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import codec_of
-from jgc.compress.registry import Entry, check_idle, settings_of
+from jgc.compress.registry import Entry, check_idle, papers, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import compose
 from jgc.method.exchange import Codec, gather, server
@@ -42,24 +42,22 @@ def majority_vote(magnitude: float) -> Codec:
     def quantise(key, g, layers):
         return jnp.where(g == 0, noise(key, g.shape) < 0.5, g < 0), ()
 
-    def vote(payloads, layers):
-        negative = ones_at(payloads["signs"], values_of(layers))
+    def vote(payloads, layers):  # counts bits, without decoding them
         nodes = len(payloads["signs"])
-        return outcome(nodes - 2 * negative, nodes)
+        return outcome(nodes - 2 * ones_at(payloads["signs"], values_of(layers)), nodes)
 
     def outcome(ahead, nodes):  # positive signs less negative ones
         return magnitude * jnp.sign(ahead).astype(jnp.float32)
 
     q = Quantiser("majority vote", 1, quantise, sign_of, scales=0, field="signs", finish=outcome)
-    return codec_of(q)._replace(mean=vote)  # counts bits, without decoding them
+    return codec_of(q)._replace(mean=vote)
 
 
 def scaled_signs() -> Quantiser:
     """Sign of every value, and s of each layer, the mean magnitude."""
 
     def quantise(key, v, layers):
-        s = each_group(lambda x: jnp.mean(x, axis=-1), jnp.abs(v), layers, 0)
-        return v < 0, (s,)
+        return v < 0, (each_group(lambda x: jnp.mean(x, axis=-1), jnp.abs(v), layers, 0),)
 
     def value(negative, s):
         return sign_of(negative) * s
@@ -77,17 +75,13 @@ class SignSgd:
     """Settings of `signsgd`."""
 
     combine: Literal["vote", "feedback"] = "vote"
-    """vote: the sign that most nodes have; feedback: the mean of scaled signs, with error
-    feedback"""
+    """vote: the sign that most nodes have; feedback: the mean of scaled signs, with a residual"""
     magnitude: float = 0.003
     """factor of the outcome of a vote; acts like a factor of the learning rate"""
 
 
 def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
     """Signs: one bit for each of n values; with feedback also one f32 per layer.
-
-    Args:
-      config: settings; `overrides` replace single fields.
 
     Raises:
       ValueError: an unknown way to combine, a magnitude that is not positive.
@@ -96,9 +90,7 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
       >>> signsgd(combine="vote").schedule[0].name
       'majority vote'
 
-    References:
-      Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, "signSGD", ICML; Karimireddy, Rebjock,
-      Stich, Jaggi 2019, "Error Feedback Fixes SignSGD", ICML.
+    Source: Bernstein et al. 2018, ICML, Algorithm 3; Karimireddy et al. 2019, ICML, Algorithm 1.
     """
     config = settings_of(SignSgd, config, overrides)
     if config.combine not in ("vote", "feedback"):
@@ -111,26 +103,7 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
     return compose(codec_of(scaled_signs()), error_feedback(), gather())
 
 
-CITATION = """@inproceedings{bernstein2018signsgd,
-  title = {{signSGD}: Compressed Optimisation for Non-Convex Problems},
-  author = {Bernstein, Jeremy and Wang, Yu-Xiang and Azizzadenesheli, Kamyar and Anandkumar,
-    Animashree},
-  booktitle = {International Conference on Machine Learning},
-  year = {2018},
-}
-@inproceedings{karimireddy2019error,
-  title = {Error Feedback Fixes {SignSGD} and other Gradient Compression Schemes},
-  author = {Karimireddy, Sai Praneeth and Rebjock, Quentin and Stich, Sebastian U. and Jaggi,
-    Martin},
-  booktitle = {International Conference on Machine Learning},
-  year = {2019},
-}"""
-
 METHOD = Entry(
     "signsgd", SignSgd, signsgd, "Bernstein et al. 2018; Karimireddy et al. 2019", lossless=None,
-    exempt={
-        "conservation": "a vote, not a mean",
-        "zeros": "one bit cannot say zero",
-    },
-    citation=CITATION,
-)  # fmt: skip
+    exempt={"conservation": "a vote, not a mean", "zeros": "one bit cannot say zero"},
+    citation=papers("bernstein2018signsgd", "karimireddy2019error"))

@@ -11,13 +11,12 @@ Differs from the paper
   2. The scale that nodes agree on also travels with every node's codes: 4 bytes per layer.
   3. sigma is the root mean square of the layer, not its standard deviation, which is 0 for a layer
      of one value.
-  4. All nodes gather all codes. The paper's server adds the signs up and sends the sum back, an
+  4. All nodes gather all codes. The paper's server adds the signs up and sends back the sum, an
      integer per value.
-  5. `error_feedback` is ours. It rounds values to the nearest of -s, 0, s: the residual of random
-     rounding would grow.
-  6. With `exchange="ring"`, every hop clips and rounds the sum again, with `exchange="two_shot"`
-     each node the mean of its share, both with one scale per segment. Scales cannot be shared,
-     because sums and means have others than single values.
+  5. `error_feedback` is ours. It rounds to the nearest of -s, 0, s: the residual of random rounding
+     would grow.
+  6. With `exchange="ring"` every hop clips and rounds the sum again, with "two_shot" each node the
+     mean of its share, both with one scale per segment: nodes cannot agree on the scales of sums.
 """
 
 import dataclasses
@@ -26,18 +25,16 @@ import jax
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, settings_of
+from jgc.compress.registry import Entry, papers, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import each_group, fraction, largest, over_groups, root_mean_square
 
-BITS, PLUS, MINUS = 2, 1, 2
+PLUS, MINUS = 1, 2
 
 
 def ternary(clip: float, shared: bool, nearest: bool = False) -> Quantiser:
     """Every value as 0, s or -s; s of each layer, of one node or `shared` by all."""
-    if not 0 <= clip < float("inf"):
-        raise ValueError(f"clip must be finite and at least 0 (0 for no clipping), got {clip}")
 
     def scales_of(v, layers):
         """The largest clipped magnitude of each layer."""
@@ -57,7 +54,7 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Quantiser:
         plus, minus = ((codes == sign).astype(jnp.float32) for sign in (PLUS, MINUS))
         return (plus - minus) * s
 
-    return Quantiser("ternary", BITS, quantise, value, agree=scales_of if shared else None)
+    return Quantiser("ternary", 2, quantise, value, agree=scales_of if shared else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,53 +64,37 @@ class TernGrad(Quantising):
     clip: float = 2.5
     """multiple of a layer's root mean square at which its values are clipped; 0 for no clipping"""
     scaler_sharing: bool = True
-    """one scale per layer for all nodes, by an all-reduce; if not, each node's own"""
+    """one scale per layer for all nodes, by an all-reduce; if not, one per layer and node"""
 
 
 def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
     """Ternary values: two bits for each of n values and one f32 per layer.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: a negative clip, an unknown exchange, shared scales with another exchange than a
-        gather, error feedback in a ring.
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> terngrad().schedule[0].name
       'ternary'
 
-    References:
-      Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, "TernGrad", NeurIPS.
+    Source: Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, "TernGrad", NeurIPS, Algorithm 1.
     """
     config = settings_of(TernGrad, config, overrides)
-    if config.exchange != "gather" and config.scaler_sharing:
+    if not 0 <= config.clip < float("inf"):
         raise ValueError(
-            f"scaler_sharing must be False with exchange {config.exchange!r}, got True: each code "
-            "of a sum has a scale of its segment"
-        )
+            f"clip must be finite and at least 0 (0 for no clipping), got {config.clip}")
+    if config.exchange != "gather" and config.scaler_sharing:
+        raise ValueError(f"scaler_sharing must be False with exchange {config.exchange!r}, got "
+                         "True: each code of a sum has a scale of its segment")  # fmt: skip
     if config.exchange == "ring" and config.error_feedback:
         raise ValueError(
             "error_feedback must be False with exchange='ring', got True: a node's residual takes "
-            "the errors of whole sums, and with three levels they grow from step to step"
-        )
-    nearest = config.error_feedback  # the residual of random rounding would grow
-    return quantized(ternary(config.clip, config.scaler_sharing, nearest), config)
+            "the errors of whole sums, and with three levels they grow from step to step")
+    levels = ternary(config.clip, config.scaler_sharing, nearest=config.error_feedback)
+    return quantized(levels, config)
 
-
-CITATION = """@inproceedings{wen2017terngrad,
-  title = {{TernGrad}: Ternary Gradients to Reduce Communication in Distributed Deep Learning},
-  author = {Wen, Wei and Xu, Cong and Yan, Feng and Wu, Chunpeng and Wang, Yandan and Chen, Yiran
-    and Li, Hai},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2017},
-}"""
 
 METHOD = Entry(
     "terngrad", TernGrad, terngrad, "Wen et al. 2017", lossless=None,
-    exempt={
-        "conservation": "unbiased but for the clipping, and what is lost is not kept",
-    },
-    citation=CITATION,
-)  # fmt: skip
+    citation=papers("wen2017terngrad"),
+    exempt={"conservation": "unbiased but for the clipping; keeps no residual"})

@@ -35,19 +35,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.registry import Entry, check_idle, settings_of
+from jgc.compress.registry import Entry, check_idle, papers, settings_of
 from jgc.layout.batches import searched_together
 from jgc.layout.devices import each
 from jgc.layout.pack import Layer
-from jgc.method.compose import compose
-from jgc.method.exchange import Codec, gather
-from jgc.method.from_step import Layers
+from jgc.method import Codec, Layers, compose
+from jgc.method.exchange import gather
 from jgc.method.memory import error_feedback
 from jgc.selection.chunks import largest_in_rows
 from jgc.selection.entries import Sparse, scatter
@@ -68,27 +66,21 @@ class Demo:
     sign: bool = True
     """the aggregate is the sign of the mean, times `magnitude`; if not, the mean"""
     magnitude: float = 0.03
-    """what a sign is multiplied by, so that learning rates of the other methods serve; 1 is the
-    paper's"""
+    """factor of a sign, so that learning rates of other methods can be used; the paper's is 1"""
 
 
 def demo(config: Demo | None = None, **overrides) -> Compressor:
     """Decoupled momentum: k DCT coefficients of every chunk of each node's f32[n], gathered by all
     nodes.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: decay outside (0, 1), a magnitude that is not positive, chunk below 1, k below 1
-        or above chunk * chunk.
+      ValueError: a setting outside its range.
 
     Example:
       >>> demo(k=8).schedule[0].name
       'dct'
 
-    References:
-      Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization".
+    Source: Peng, Quesnelle, Kingma 2024, "DeMo: Decoupled Momentum Optimization", Algorithm 1.
     """
     config = settings_of(Demo, config, overrides)
     if not 0 < config.decay < 1:
@@ -106,19 +98,20 @@ def demo(config: Demo | None = None, **overrides) -> Compressor:
 
 
 def dct_top_k(config: Demo) -> Codec:
-    """The largest DCT coefficients of every chunk: mu values and their positions among all
-    coefficients."""
+    """The largest DCT coefficients of every chunk: mu values and their positions among all."""
 
     def encode(key, v, layers):
-        positions, values, start = [], [], 0
+        positions, values, start = [jnp.zeros(0, jnp.int32)], [jnp.zeros(0, jnp.float32)], 0
         transformed = comm.one_by_one(lambda _, v: dct(config, layers, v), (), v)
         for batch, x in zip(_batches(config, layers), transformed, strict=True):
-            found = largest(x, batch.k)
-            positions.append(start + found.positions)
-            values.append(found.values)
+            largest = largest_in_rows(x, batch.k)
+            chunks = x.shape[1] * jnp.arange(batch.chunks, dtype=jnp.int32)[:, None]
+            positions.append(start + (chunks + largest).reshape(-1))
+            chosen = jnp.take_along_axis(x, largest, 1, mode="promise_in_bounds")
+            values.append(chosen.reshape(-1))
             start += x.size
-        packed = elias_fano.encode(_joined(positions, jnp.int32), _coefficients(config, layers))
-        return {"positions": packed, "values": _joined(values, jnp.float32)}
+        packed = elias_fano.encode(jnp.concatenate(positions), _coefficients(config, layers))
+        return {"positions": packed, "values": jnp.concatenate(values)}
 
     def sparse(payload, layers):
         n, mu = _coefficients(config, layers), _elements(config, layers)
@@ -141,8 +134,7 @@ def dct_top_k(config: Demo) -> Codec:
 
 
 def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
-    """Rows and columns of chunks in a layer's matrix, then rows and columns of values in a
-    chunk."""
+    """Rows and columns of chunks in a layer's matrix, rows and columns of values in a chunk."""
     *others, cols = layer.shape
     rows = math.prod(others)
     a, b = min(rows, config.chunk), min(cols, config.chunk)
@@ -150,13 +142,12 @@ def _grid(config: Demo, layer: Layer) -> tuple[int, int, int, int]:
 
 
 def _coefficients(config: Demo, layers: Layers) -> int:
-    """Number of all coefficients, those of the padding included."""
+    """Number of all coefficients, including the padding's."""
     return sum(math.prod(_grid(config, layer)) for layer in layers)
 
 
 class _Batch(NamedTuple):
-    """Layers whose chunks [chunks, a, b] are transformed and searched together; each sends k
-    coefficients."""
+    """Layers whose chunks [chunks, a, b] are searched together; each chunk sends k coefficients."""
 
     layers: Layers
     chunks: int
@@ -166,7 +157,7 @@ class _Batch(NamedTuple):
 
 
 def _batches(config: Demo, layers: Layers) -> list[_Batch]:
-    """The layers in batches, and how many coefficients each of their chunks sends."""
+    """The layers in batches."""
     batches = []
     for alike in searched_together(layers, lambda layer: _grid(config, layer)[2:]):
         *_, a, b = _grid(config, alike[0])
@@ -179,29 +170,13 @@ def _elements(config: Demo, layers: Layers) -> int:
     return sum(batch.chunks * batch.k for batch in _batches(config, layers))
 
 
-def _joined(parts: Sequence[Array], dtype: jax.typing.DTypeLike) -> Array:
-    return jnp.concatenate([jnp.zeros((0,), dtype), *parts])
-
-
-def largest(coefficients: Array, k: int) -> Sparse:
-    """The k largest coefficients of every chunk f32[chunks, a b], at ascending positions among all
-    of them."""
-    chunks, size = coefficients.shape
-    found = largest_in_rows(coefficients, k)
-    values = jnp.take_along_axis(coefficients, found, 1, mode="promise_in_bounds")
-    return Sparse(
-        (size * jnp.arange(chunks, dtype=jnp.int32)[:, None] + found).reshape(-1),
-        values.reshape(-1),
-    )
-
-
 def spread(config: Demo, layers: Layers, everyone: Sparse) -> list[Array]:
     """Coefficients [..., mu], added up, as f32[chunks, a, b] for every batch."""
     out, start, at = [], 0, 0  # of the batch, among all coefficients and among the sent ones
     for batch in _batches(config, layers):
         shape, end = (batch.chunks, batch.a, batch.b), at + batch.chunks * batch.k
-        own = Sparse(everyone.positions[..., at:end] - start, everyone.values[..., at:end])
-        out.append(scatter(own, math.prod(shape)).reshape(shape))
+        entries = Sparse(everyone.positions[..., at:end] - start, everyone.values[..., at:end])
+        out.append(scatter(entries, math.prod(shape)).reshape(shape))
         start, at = start + math.prod(shape), end
     return out
 
@@ -230,9 +205,8 @@ def dct(config: Demo, layers: Layers, v: Array) -> list[Array]:
     out = []
     for batch in _batches(config, layers):
         x = jnp.concatenate([_chunks(config, layer, v) for layer in batch.layers])
-        out.append(
-            _einsum("ia,cab,jb->cij", basis(batch.a), x, basis(batch.b)).reshape(batch.chunks, -1)
-        )
+        x = _einsum("ia,cab,jb->cij", basis(batch.a), x, basis(batch.b))
+        out.append(x.reshape(batch.chunks, -1))
     return out
 
 
@@ -245,12 +219,11 @@ def inverse_dct(config: Demo, layers: Layers, coefficients: Sequence[Array]) -> 
             m, n, *_ = _grid(config, layer)
             values[layer] = _values(config, layer, chunks[start : start + m * n])
             start += m * n
-    return _joined([values[layer] for layer in layers], jnp.float32)
+    return jnp.concatenate([jnp.zeros(0, jnp.float32), *(values[layer] for layer in layers)])
 
 
 def _chunks(config: Demo, layer: Layer, v: Array) -> Array:
-    """The chunks of a layer, rows of chunks one after another, filled up with zeros: f32[n] ->
-    f32[chunks, a, b]."""
+    """The chunks of a layer, row by row, padded with zeros: f32[n] -> f32[chunks, a, b]."""
     m, n, a, b = _grid(config, layer)
     matrix = v[layer.start : layer.start + layer.size].reshape(-1, layer.shape[-1])
     rows, cols = matrix.shape
@@ -266,20 +239,6 @@ def _values(config: Demo, layer: Layer, chunks: Array) -> Array:
     return matrix[: layer.size // cols, :cols].reshape(-1)
 
 
-CITATION = """@misc{peng2024demo,
-  title = {{DeMo}: Decoupled Momentum Optimization},
-  author = {Peng, Bowen and Quesnelle, Jeffrey and Kingma, Diederik P.},
-  eprint = {2411.19870},
-  archiveprefix = {arXiv},
-  year = {2024},
-}"""
-
 METHOD = Entry(
-    "demo",
-    Demo,
-    demo,
-    "Peng et al. 2024",
-    lossless=None,
-    exempt={"conservation": "momentum fades, and the aggregate is a sign"},
-    citation=CITATION,
-)
+    "demo", Demo, demo, "Peng et al. 2024", lossless=None, citation=papers("peng2024demo"),
+    exempt={"conservation": "momentum fades, and the aggregate is a sign"})

@@ -21,7 +21,7 @@ Differs from the paper
 
 import dataclasses
 
-from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
 from jgc.compress.settings import Selecting
 from jgc.compress.sparse.sparsity import Strategy
 from jgc.compress.sparse.topk import of_largest
@@ -37,8 +37,7 @@ class Dgc(Selecting):
     factor_masking: bool = True
     """the velocity of values just sent restarts from zero"""
     strategy: Strategy = "exponential"
-    """exponential: 25 % of the values, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: uncompressed
-    first; fixed: alpha"""
+    """exponential: 25 %, 6.25 %, 1.5625 %, 0.4 %, then alpha; warmup: dense first; fixed: alpha"""
     clip_norm: float = 0.0
     """clip each node's gradient to the norm clip_norm / sqrt(K); 0 for no clipping"""
 
@@ -47,38 +46,20 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
     """Deep gradient compression: mu values and positions of each node's f32[n], gathered by all
     nodes.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps` or `clip_norm`, an unknown
-        strategy or value_code, a selection that does not fit (see `make_selector`).
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> [(phase.name, phase.start) for phase in dgc(alpha=0.01, warmup_steps=300).schedule]
       [('top-k 25 %', 0), ('top-k 6.25 %', 100), ('top-k 1.5625 %', 200), ('top-k', 300)]
 
-    References:
-      Lin, Han, Mao, Wang, Dally 2018, "Deep Gradient Compression: Reducing the Communication
-      Bandwidth for Distributed Training", ICLR.
+    Source: Lin et al. 2018, "Deep Gradient Compression", ICLR, Section 3 and Algorithms 1 and 4.
     """
     config = settings_of(Dgc, config, overrides)
     return of_largest(config, config.clip_norm)
 
 
-CITATION = """@inproceedings{lin2018deep,
-  title = {Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
-    Training},
-  author = {Lin, Yujun and Han, Song and Mao, Huizi and Wang, Yu and Dally, William J.},
-  booktitle = {International Conference on Learning Representations},
-  year = {2018},
-}"""
-
 METHOD = Entry(
-    "dgc", Dgc, dgc, "Lin et al. 2018",
+    "dgc", Dgc, dgc, "Lin et al. 2018", layers=FIRST_DENSE, citation=papers("lin2018deep"),
     # masking would restart every value's momentum in every step
-    lossless={"alpha": 1.0, "factor_masking": False},
-    layers=FIRST_DENSE,
-    citation=CITATION,
-)  # fmt: skip
+    lossless={"alpha": 1.0, "factor_masking": False})

@@ -1,7 +1,6 @@
 """EF21: nodes send compressed changes of a gradient estimate, so no residual accumulates.
 
-On each node, with g its estimate of its own gradient, zero at first, and f the mean of all nodes'
-g:
+On each node, with g its estimate of its gradient, zero at first, and f the mean of all nodes' g:
 
     u = (1 - eta) u + eta * gradient        momentum; with eta = 1 the gradient itself
     c = top-k of (u - g)                    sent
@@ -19,8 +18,7 @@ Differs from the paper
   3. u starts from zero, and grows to the gradient's size in 1 / eta steps; Algorithm 1 of EF21-SGDM
      starts from the first gradient.
   4. In `warmup_steps` uncompressed steps c is all of u - g, so that g and f follow u and its mean.
-     Without a warm-up g starts from zero, so that the first message makes it C(gradient), the
-     paper's start.
+     Without a warm-up the first message makes g C(gradient), the paper's start.
 """
 
 import dataclasses
@@ -28,7 +26,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
 from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
@@ -62,20 +60,14 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
     """EF21 with top-k: mu values of each node's change f32[n] and their positions, gathered by all
     nodes.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: alpha or eta outside (0, 1], min_values below 1, negative `warmup_steps`, a
-        selection that does not fit (see `make_selector`).
+      ValueError: a setting outside its range.
 
     Example:
       >>> [phase.name for phase in ef21(alpha=0.01, warmup_steps=10).schedule]
       ['dense', 'ef21']
 
-    References:
-      Richtarik, Sokolov, Fatkhullin 2021, "EF21", NeurIPS; Fatkhullin, Tyurin, Richtarik 2023,
-      "Momentum Provably Improves Error Feedback!", NeurIPS.
+    Source: Richtarik et al. 2021, Algorithm 2; Fatkhullin et al. 2023, Algorithm 1; both NeurIPS.
     """
     config = settings_of(Ef21, config, overrides)
     if not 0 < config.eta <= 1:
@@ -96,13 +88,9 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
         return compare(state.shared + as_vector(step.mean, layers), g, g, nodes, everything=True)
 
     return from_step(
-        step,
-        memory=estimate(config.eta),
+        step, init=init, figures=figures, memory=estimate(config.eta),
         schedule=sparse_schedule("warmup", config.alpha, config.warmup_steps, "ef21"),
-        messages=lambda phase, layers, nodes: to_all(payload_sizes(codec, layers), nodes),
-        init=init,
-        figures=figures,
-    )
+        messages=lambda phase, layers, nodes: to_all(payload_sizes(codec, layers), nodes))
 
 
 class Estimate(NamedTuple):
@@ -113,8 +101,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(eta: float) -> Memory:
-    """What a node sends is v = u - g, its momentum less its estimate; what it sent is added to
-    g."""
+    """The memory of EF21: v = u - g, momentum less estimate; the sent part of v is added to g."""
 
     def init(n):
         zeros = jnp.zeros((n,), jnp.float32)
@@ -130,37 +117,12 @@ def estimate(eta: float) -> Memory:
         return local._replace(gradient=added(local.gradient, sent))
 
     return no_memory()._replace(
-        init=init,
-        accumulate=(move,) if eta < 1 else (),
-        compensate=compensate,
-        update=update,
-        owns_momentum=eta < 1,
-    )
+        init=init, accumulate=(move,) if eta < 1 else (), compensate=compensate, update=update,
+        owns_momentum=eta < 1)
 
-
-CITATION = r"""@inproceedings{richtarik2021ef21,
-  title = {{EF21}: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback},
-  author = {Richt{\'a}rik, Peter and Sokolov, Igor and Fatkhullin, Ilyas},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2021},
-}
-@inproceedings{fatkhullin2023momentum,
-  title = {Momentum Provably Improves Error Feedback!},
-  author = {Fatkhullin, Ilyas and Tyurin, Alexander and Richt{\'a}rik, Peter},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2023},
-}"""
 
 METHOD = Entry(
-    "ef21",
-    Ef21,
-    ef21,
-    "Richtarik et al. 2021; Fatkhullin et al. 2023",
-    lossless={"alpha": 1.0},
-    exempt={
-        "conservation": "an estimate of the gradient in place of a residual",
-        "zeros": "the estimate of earlier gradients is there whatever comes",
-    },
-    layers=FIRST_DENSE,
-    citation=CITATION,
-)
+    "ef21", Ef21, ef21, "Richtarik et al. 2021; Fatkhullin et al. 2023", lossless={"alpha": 1.0},
+    exempt={"conservation": "an estimate of the gradient instead of a residual",
+            "zeros": "the estimate of earlier gradients stays in the aggregate"},
+    layers=FIRST_DENSE, citation=papers("richtarik2021ef21", "fatkhullin2023momentum"))

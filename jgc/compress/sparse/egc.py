@@ -1,5 +1,4 @@
-"""EGC, entropy-based gradient compression: the entropy of a layer's gradient decides how much of it
-is sent.
+"""EGC, entropy-based gradient compression: top-k per layer, k from the entropy of its gradient.
 
 For each layer of n values on each node:
 
@@ -38,8 +37,8 @@ Differs from the paper (`literal=True` follows the paper in 1 to 4)
   9. Momentum correction is a setting (`momentum_correction`), on by default as in the paper. Factor
      masking, which the paper does not mention, is off by default.
  10. With `selection="chunks"` the message has room for the largest values of every chunk of a
-     layer; the t n largest of these are sent. Larger ones, for which their own chunk has no room,
-     wait in the residual.
+     layer; the t n largest of these are sent. Larger ones, for which their chunk has no room, wait
+     in the residual.
 """
 
 import dataclasses
@@ -51,23 +50,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.registry import Entry, settings_of
+from jgc.compress.registry import Entry, papers, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import layer_ids
-from jgc.method import phases
-from jgc.method.exchange import Codec, payload_sizes
-from jgc.method.from_step import Layers, Step, dense_step, from_step
+from jgc.method import Layers, Step, dense_step, from_step, phases
+from jgc.method.exchange import payload_sizes
 from jgc.method.messages import to_all
-from jgc.method.phases import DENSE
 from jgc.selection.entries import Sparse, Unordered
-from jgc.selection.selector import Selector
-from jgc.types import Array, Compressor, Nodes, State
+from jgc.types import Array, Compressor, State
 from jgc.wire.values import decode_values, encode_values
-
-SPARSE = "entropy"
-Counts = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +68,7 @@ class Egc(Chunked, ErrorFeedback):
     """Settings of `egc`."""
 
     momentum_correction: bool = True
-    """accumulate each node's own momentum (DGC) instead of plain gradients; the optimiser then has
-    none"""
+    """accumulate each node's momentum (DGC), not plain gradients; the optimiser then has none"""
     bins: int = 2
     """N, bins of the histogram of a layer's values, 2 to 1,024"""
     ratio: float = 1024.0
@@ -85,8 +77,7 @@ class Egc(Chunked, ErrorFeedback):
     """steps between two measurements of entropy and threshold, at least 1; an application may
     replace 0 by the steps of an epoch (the paper's interval), the library refuses it"""
     min_values: int = 1
-    """least number of values to send per layer; with 1 a small layer can wait for hundreds of
-    steps"""
+    """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one; the paper has none"""
     value_code: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -108,184 +99,119 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
     """Entropy-based gradient compression: each node sends about n H / K values of f32[n]; all nodes
     gather them.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: fewer than 2 bins or more than 1,024, a ratio below log2(bins), measure_every or
-        min_values below 1, measure_every of 2**31 or more, a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown value_code, a
-        selection that does not fit (see `make_selector`).
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> [phase.name for phase in egc(warmup_steps=100).schedule]
       ['dense', 'entropy']
 
-    References:
-      Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning".
+    Source: Kuang et al. 2020, Algorithm 1, Sections IV-A and IV-C.
     """
     config = settings_of(Egc, config, overrides)
     _check(config)
+    share = math.log2(config.bins) / config.ratio  # the largest H / K of a layer
+    # the message has slots for the values that an entropy of log2(N) bits asks for
+    selector = selector_of(config, 1.0 if config.literal else share, config.min_values)
+    buffer = selected(selector, config.value_code)
 
-    def init(key, layers, nodes):
-        # sparse steps so far, thresholds
+    def init(key, layers, nodes):  # sparse steps so far, thresholds
         return jnp.int32(0), jnp.full((len(layers),), jnp.inf, jnp.float32)
 
     def step(phase, key, v, state, layers, nodes):
-        if phase == DENSE:
+        if phase == phases.DENSE:
             return dense_step(v, state, nodes)
         if not layers:
             return dense_step(v, state, nodes)._replace(shared=state.shared + 1)
-        return _send(config, v, layers, state, nodes)
+        slots, positions = selector.counts(layers), selector.positions(v, layers)
+        most = selector_of(config, share, config.min_values).counts(layers)
+        choice = _choose(config, v, v[positions], layers, slots, most, state)
+        used = jnp.sum(choice.used, dtype=jnp.int32)
+        payload = encode_values(config.value_code, jnp.where(choice.used, v[positions], 0), slots)
+        packed = {"positions": selector.pack(positions, layers), **payload}
+        at = jnp.where(choice.used, positions, v.size)  # an unused slot points past the end
+        return Step(
+            mean=buffer.mean(comm.all_gather_dict(packed, nodes), layers),
+            sent=Unordered(at, decode_values(config.value_code, payload, slots)),
+            shared=state.shared + 1, per_node=choice.thresholds,
+            elements=used, overflow=choice.reaching - used)
 
     def figures(phase, key, v, g, step, state, layers, nodes):
-        return _figures(config, v, step, layers, nodes) if isinstance(step.sent, Sparse) else {}
+        """Of node 0: its layers' mean entropy over values, the share of slots in use, positions."""
+        if not isinstance(step.sent, Sparse):
+            return {}
+        bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
+        sizes = np.array([layer.size for layer in layers], np.float32)
+        of_node = {
+            "entropy_bits": jnp.sum(jnp.nan_to_num(bits) * sizes) / v.size,
+            "slots_used": jnp.float32(step.elements) / sum(selector.counts(layers)),
+            "positions": selector.positions(v, layers)}  # fmt: skip
+        sent = comm.broadcast_dict(of_node, jnp.int32(0), nodes, "diagnose")
+        return sent | {"positions_n": jnp.int32(v.size)}
 
     return from_step(
-        step,
-        memory=memory_of(config),
-        schedule=phases.in_sequence((DENSE, config.warmup_steps), (SPARSE, 0)),
-        messages=lambda phase, layers, nodes: to_all(payload_sizes(_buffer(config), layers), nodes),
-        init=init,
-        figures=figures,
-    )
+        step, init=init, figures=figures, memory=memory_of(config),
+        schedule=phases.in_sequence((phases.DENSE, config.warmup_steps), ("entropy", 0)),
+        messages=lambda phase, layers, nodes: to_all(payload_sizes(buffer, layers), nodes))
 
 
 def _check(config: Egc) -> None:
     if config.bins < 2:
         raise ValueError(
-            f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0"
-        )
+            f"bins must be at least 2, got {config.bins}: the entropy over one bin is always 0")
     if config.bins > entropy.MOST_BINS:
-        raise ValueError(
-            f"bins must be at most {entropy.MOST_BINS}, got {config.bins}: each costs a pass over "
-            "a layer"
-        )
+        raise ValueError(f"bins must be at most {entropy.MOST_BINS}, got {config.bins}: each costs "
+                         "a pass over a layer")  # fmt: skip
     if not math.log2(config.bins) <= config.ratio < math.inf:
         least = f"log2(bins) = {math.log2(config.bins):g}"
-        raise ValueError(
-            f"ratio must be at least {least} (1024 sends at most {least} in 1024), got "
-            f"{config.ratio}"
-        )
+        raise ValueError(f"ratio must be at least {least} (1024 sends at most {least} in 1024), "
+                         f"got {config.ratio}")  # fmt: skip
     if not 1 <= config.measure_every < 2**31:
         raise ValueError(
             f"measure_every must be at least 1 step, and below 2**31, got {config.measure_every}; "
-            "for one measurement per epoch give the number of steps of an epoch"
-        )
-    _selector(config)  # raises for settings that do not fit together
+            "for one measurement per epoch give the number of steps of an epoch")
     # codes of a few bits have no 0 for unused slots
     if config.value_code not in ("float32", "float16", "bfloat16"):
         raise ValueError(
-            f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}"
-        )
-
-
-def _selector(config: Egc) -> Selector:
-    """The slots of the message: for each layer, room for the values that an entropy of log2(N) bits
-    asks for."""
-    return selector_of(config, 1.0 if config.literal else most(config), config.min_values)
-
-
-def _buffer(config: Egc) -> Codec:
-    """The message: values and positions of all slots."""
-    return selected(_selector(config), config.value_code)
-
-
-def most(config: Egc) -> float:
-    """The largest share of a layer that an entropy asks for, H / K with H = log2(N)."""
-    return math.log2(config.bins) / config.ratio
-
-
-def _send(config: Egc, v: Array, layers: Layers, state: State, nodes: Nodes) -> Step:
-    """Algorithm 1 on this node's v f32[n], and the mean of the values that all nodes chose."""
-    selector = _selector(config)
-    slots, positions = selector.counts(layers), selector.positions(v, layers)
-    choice = _choose(config, v, v[positions], layers, slots, state)
-    used = jnp.sum(choice.used, dtype=jnp.int32)
-    payload = encode_values(config.value_code, jnp.where(choice.used, v[positions], 0), slots)
-    everyone = comm.all_gather_dict(
-        {"positions": selector.pack(positions, layers), **payload}, nodes
-    )
-    return Step(
-        mean=_buffer(config).mean(everyone, layers),
-        sent=Unordered(
-            jnp.where(choice.used, positions, v.size),  # an unused slot points past the end
-            decode_values(config.value_code, payload, slots),
-        ),
-        shared=state.shared + 1,
-        per_node=choice.thresholds,
-        elements=used,
-        overflow=choice.reaching - used,
-    )
+            f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
 
 
 def _choose(
-    config: Egc, v: Array, values: Array, layers: Layers, slots: Counts, state: State
-) -> Choice:
-    """Choose which of the slots' values f32[mu] to send. Measures entropy and thresholds if that is
-    due."""
+    config: Egc, v: Array, values: Array, layers: Layers, slots: tuple[int, ...],
+    most: tuple[int, ...], state: State,
+) -> Choice:  # fmt: skip
+    """Choose which of the slots' values f32[mu] to send, at most `most` per layer unless literal;
+    measures entropy and thresholds if that is due."""
     magnitudes, ids, old = jnp.abs(values), layer_ids(slots), state.local.per_node
-    # at most; the slots if not literal
-    asked = selector_of(config, most(config), config.min_values).counts(layers)
-
-    def wanted():
-        bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
-        # NaN if v is not finite: send the largest values, so that the loss shows it
-        if not config.literal:
-            bits = jnp.nan_to_num(bits)
-        return entropy.wanted(bits, layers, config.ratio, asked, config.min_values)
 
     def above(limits, holds):
         """Choose all values above the thresholds, as far as slots go."""
-        reaching = [
-            jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i]))
-            for i, (_, at, size, _) in enumerate(layers)
-        ]
-        return Choice(
-            limits, holds(magnitudes, limits[ids]), jnp.sum(jnp.stack(reaching), dtype=jnp.int32)
-        )
+        reaching = [jnp.sum(holds(jnp.abs(v[at : at + size]), limits[i]))
+                    for i, (_, at, size, _) in enumerate(layers)]  # fmt: skip
+        total = jnp.sum(jnp.stack(reaching), dtype=jnp.int32)
+        return Choice(limits, holds(magnitudes, limits[ids]), total)
 
     def measured():
-        count = wanted()
+        bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
+        # NaN if v is not finite: send the largest values, so that the loss shows it
+        bits = bits if config.literal else jnp.nan_to_num(bits)
+        count = entropy.wanted(bits, layers, config.ratio, most, config.min_values)
         if config.literal:
-            return above(entropy.literal_thresholds(v, layers, count, asked), jnp.greater)
+            return above(entropy.literal_thresholds(v, layers, count, most), jnp.greater)
         rank = entropy.ranks(magnitudes, slots)
         limits = entropy.thresholds(magnitudes, rank, count, slots)
         # by rank: exact if values are equal
         return Choice(limits, rank < count[ids], jnp.sum(count, dtype=jnp.int32))
 
-    if config.measure_every == 1:
-        return measured()
-    due = state.shared % config.measure_every == 0
-
     def reaches(magnitudes, limit):  # never 0: a layer of zeros has the threshold 0
         return (magnitudes >= limit) & (magnitudes > 0)
 
-    return jax.lax.cond(
-        due, measured, lambda: above(old, jnp.greater if config.literal else reaches)
-    )
+    if config.measure_every == 1:
+        return measured()
+    holds = jnp.greater if config.literal else reaches
+    due = state.shared % config.measure_every == 0
+    return jax.lax.cond(due, measured, lambda: above(old, holds))
 
 
-def _figures(config: Egc, v: Array, step: Step, layers: Layers, nodes: Nodes) -> dict[str, Array]:
-    """Diagnostics of node 0: its layers' entropy as a mean over values, the share of slots in use,
-    its positions."""
-    selector = _selector(config)
-    bits = entropy.entropies(v, layers, config.bins, closed=not config.literal)
-    mean = (
-        jnp.sum(jnp.nan_to_num(bits) * np.array([layer.size for layer in layers], np.float32))
-        / v.size
-    )
-    used = jnp.float32(step.elements) / sum(selector.counts(layers))
-    own = {"entropy_bits": mean, "slots_used": used, "positions": selector.positions(v, layers)}
-    return comm.broadcast_dict(own, jnp.int32(0), nodes, "diagnose") | {
-        "positions_n": jnp.int32(v.size)
-    }
-
-
-CITATION = """@misc{kuang2020entropy,
-  title = {Entropy-based Gradient Compression for Distributed Deep Learning},
-  author = {Kuang, Di and Chen, Mengqiang and Xiao, Danyang and Wu, Weigang},
-  year = {2020},
-}"""
-
-METHOD = Entry("egc", Egc, egc, "Kuang et al. 2020", lossless=None, citation=CITATION)
+METHOD = Entry("egc", Egc, egc, "Kuang et al. 2020", lossless=None,
+               citation=papers("kuang2020entropy"))

@@ -1,5 +1,4 @@
-"""How many values of a layer EGC sends, from the entropy of its histogram, and the resulting
-threshold.
+"""How many values of a layer EGC sends, from the entropy of its histogram, and the threshold.
 
     G f32[n]    values of a layer
     N           bins of equal width between its smallest and largest value
@@ -8,7 +7,7 @@ threshold.
     t = H / K   share of the layer's values to send, at most log2(N) / K
 
 Source: Kuang et al. 2020, "Entropy-based Gradient Compression for Distributed Deep Learning",
-  Algorithm 1 and equation (2).
+Algorithm 1 and equation (2).
 """
 
 import jax
@@ -25,15 +24,11 @@ MOST_BINS = 1024
 
 
 def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
-    """Entropy of the histogram of some values over bins of equal width, in bits, f32[].
+    """Entropy of the histogram of values f32[n] over bins of equal width, in bits, f32[].
 
-    Args:
-      values: f32[n], n > 0. If one is not finite, H is NaN. Subnormal values may count as 0, as
-        elsewhere in XLA.
-      bins: N, 2 to `MOST_BINS`.
-      closed: the last bin includes the largest value, and values that are all equal have H = 0. If
-        False, as in Algorithm 1: all bins are half open, none includes the largest value (unless
-        rounding puts it there), and H is NaN if all values are equal.
+    If one is not finite, H is NaN. If `closed`, the last bin includes the largest value, and H is 0
+    if all values are equal. If not, as in Algorithm 1, all bins are half open, none includes the
+    largest value (unless rounding puts it there), and H is NaN if all values are equal.
 
     Example:
       >>> float(entropy_bits(jnp.array([0.0, 1.0, 2.0, 8.0]), 2))  # three below 4, one above
@@ -57,37 +52,22 @@ def entropy_bits(values: Array, bins: int, closed: bool = True) -> Array:
 
 def entropies(v: Array, layers: Layers, bins: int, closed: bool = True) -> Array:
     """The entropy of every layer of v f32[n], in bits, f32[layers]."""
-    return jnp.stack(
-        [entropy_bits(v[layer.start : layer.start + layer.size], bins, closed) for layer in layers]
-    )
+    parts = [v[layer.start : layer.start + layer.size] for layer in layers]
+    return jnp.stack([entropy_bits(x, bins, closed) for x in parts])
 
 
 def wanted(
     bits: Array, layers: Layers, ratio: float, slots: tuple[int, ...], min_values: int = 1
 ) -> Array:
-    """Number of values that each layer's entropy asks for, i32[layers]: at least `min_values`, at
-    most its slots.
-
-    Args:
-      bits: f32[layers], H; a layer with NaN gets 0.
-      layers: gives the sizes.
-      ratio: K.
-      slots: slots of each layer.
-      min_values: least number per layer.
-    """
-    sizes = np.array([layer.size for layer in layers], np.float32)
-    least = np.minimum(min_values, np.array(slots, np.int32))
+    """How many values each layer's entropy H f32[layers] asks for with K = `ratio`, i32[layers]: at
+    least `min_values`, at most its slots; 0 if H is NaN."""
+    sizes, most = np.array([layer.size for layer in layers], np.float32), np.array(slots, np.int32)
     count = jnp.round(jnp.nan_to_num(bits) / ratio * sizes).astype(jnp.int32)
-    return jnp.where(jnp.isnan(bits), 0, jnp.clip(count, least, np.array(slots, np.int32)))
+    return jnp.where(jnp.isnan(bits), 0, jnp.clip(count, np.minimum(min_values, most), most))
 
 
 def ranks(magnitudes: Array, counts: tuple[int, ...]) -> Array:
-    """The rank of each value among those of its layer, 0 for the largest, ties to the earlier one,
-    i32[mu].
-
-    Args:
-      magnitudes: f32[mu], layer by layer.
-      counts: values of each layer.
+    """The rank of each of f32[mu] in its layer, 0 for the largest, ties to the earlier, i32[mu].
 
     Example:
       >>> ranks(jnp.array([1.0, 3.0, 3.0, 2.0, 5.0]), (3, 2)).tolist()
@@ -96,38 +76,24 @@ def ranks(magnitudes: Array, counts: tuple[int, ...]) -> Array:
     ids = layer_ids(counts)
     starts = np.repeat(np.cumsum((0, *counts))[:-1].astype(np.int32), counts)
     order = jnp.lexsort((-magnitudes, ids))
-    return (
-        jnp.zeros(magnitudes.shape, jnp.int32)
-        .at[order]
-        .set(np.arange(ids.size, dtype=np.int32) - starts)
-    )
+    rank = np.arange(ids.size, dtype=np.int32) - starts
+    return jnp.zeros(magnitudes.shape, jnp.int32).at[order].set(rank)
 
 
 def thresholds(magnitudes: Array, rank: Array, wanted: Array, counts: tuple[int, ...]) -> Array:
     """The magnitude of the smallest wanted value of each layer, f32[layers]; inf if none is wanted.
 
-    Args:
-      magnitudes: f32[mu], the largest ones of each layer.
-      rank: i32[mu], from `ranks`.
-      wanted: i32[layers].
-      counts: number of magnitudes of each layer.
+    `magnitudes` f32[mu] are the largest `counts` of each layer, `rank` is from `ranks`.
     """
-    ids = layer_ids(counts)
-    last = jnp.where(rank == wanted[ids] - 1, magnitudes, jnp.inf)
+    last = jnp.where(rank == wanted[layer_ids(counts)] - 1, magnitudes, jnp.inf)
     return -range_maxima(-last, counts)
 
 
 def literal_thresholds(v: Array, layers: Layers, wanted: Array, slots: tuple[int, ...]) -> Array:
-    """The thresholds of Algorithm 1: per layer the `wanted`-th largest signed value, f32[layers].
-
-    Args:
-      v: f32[n].
-      layers: ranges of v.
-      wanted: i32[layers]; for 0 the threshold is NaN.
-      slots: the most that `wanted` can be for each layer.
-    """
-    found = []
+    """The thresholds of Algorithm 1, f32[layers]: each layer's `wanted`-th largest signed value, at
+    most `slots`; NaN where none is wanted."""
+    limits = []
     for i, layer in enumerate(layers):
         largest = jax.lax.top_k(v[layer.start : layer.start + layer.size], slots[i])[0]
-        found.append(jnp.where(wanted[i] > 0, largest[jnp.maximum(wanted[i] - 1, 0)], jnp.nan))
-    return jnp.stack(found)
+        limits.append(jnp.where(wanted[i] > 0, largest[jnp.maximum(wanted[i] - 1, 0)], jnp.nan))
+    return jnp.stack(limits)

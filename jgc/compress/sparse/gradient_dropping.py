@@ -3,23 +3,23 @@
     v = r + g;  send v at the k largest |v| of all n values;  r = v - sent
 
 Source: Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP,
-  Section 3.
+Section 3.
 
 Differs from the paper
   1. The exact top-k; the paper takes the threshold from a sample of 0.1 % of the values.
-  2. The paper's server also drops values on the downlink, with a separate residual. Here all nodes
-     gather all messages.
+  2. All nodes gather all messages. The paper's server also drops values on the downlink, with a
+     separate residual.
   3. With one threshold for all layers, the paper adds layer normalisation to its model; here that
      is left to the model. `scope="layer"` is the paper's alternative, a threshold for each layer.
-  4. The paper drops values from the first step on (`strategy="fixed"`). The default here is an
-     uncompressed warm-up, as for the other sparse methods, of `warmup_steps` steps (0 by default).
+  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default). The paper drops values
+     from the first step on (`strategy="fixed"`).
   5. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
 import dataclasses
 from typing import Literal
 
-from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.compress.sparse.topk import selected
@@ -42,21 +42,15 @@ class GradientDropping(Selecting):
 def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Compressor:
     """Top-k of the whole gradient with error feedback: all nodes gather mu values of each.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown scope, strategy or
-        value_code, a selection that does not fit (see `make_selector`), or chunks with scope
-        "global".
+      ValueError: a setting outside its range, or settings that do not fit together, such as chunks
+        with scope "global".
 
     Example:
       >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]
       ['dense', 'top-k']
 
-    References:
-      Aji and Heafield 2017, "Sparse Communication for Distributed Gradient Descent", EMNLP.
+    Source: Aji and Heafield 2017, EMNLP, Section 3.
     """
     config = settings_of(GradientDropping, config, overrides)
     if config.scope not in ("global", "layer"):
@@ -66,8 +60,7 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     if config.scope == "global" and config.selection != "layer":
         raise ValueError(
             "gradient_dropping has one threshold over all layers, "
-            f"got selection={config.selection!r}: give scope='layer', or take topk"
-        )
+            f"got selection={config.selection!r}: give scope='layer', or take topk")
 
     def codec(share: float) -> Codec:
         if config.scope == "global":
@@ -77,14 +70,6 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     return compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
 
 
-CITATION = """@inproceedings{aji2017sparse,
-  title = {Sparse Communication for Distributed Gradient Descent},
-  author = {Aji, Alham Fikri and Heafield, Kenneth},
-  booktitle = {Conference on Empirical Methods in Natural Language Processing},
-  year = {2017},
-}"""
-
 METHOD = Entry(
     "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017",
-    lossless={"alpha": 1.0}, layers=FIRST_DENSE, citation=CITATION,
-)  # fmt: skip
+    lossless={"alpha": 1.0}, layers=FIRST_DENSE, citation=papers("aji2017sparse"))

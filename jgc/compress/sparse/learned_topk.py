@@ -5,10 +5,10 @@
     send  the largest |x| of each layer, with their positions in x
     r     v - sent
 
-The number of values of each layer is that of `topk`, and so are memory, value codes and phases.
-What changes is that a value is sent only when its block is due; until then it stays in the
-residual. Positions in x are few bits whatever n is: in Elias-Fano code log2(candidates) + 2, where
-candidates is the number of values in x for each value sent.
+The number of values per layer, the memory, the value code and the phases are `topk`'s. But a value
+is sent only when its block is due; until then it stays in the residual. Positions in x take few
+bits whatever n is: in Elias-Fano code log2(candidates) + 2, where candidates is the number of
+values in x for each value sent.
 
 Source: ours. Measured on docs/results/learned_positions.
 """
@@ -48,13 +48,8 @@ class LearnedTopK(Sparsifying):
 def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
     """Top-k among the values that all nodes search in a step, gathered by all nodes.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown strategy or
-        value_code, fewer than 2 candidates.
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> [phase.name for phase in learned_topk(value_code="1bit", warmup_steps=100).schedule]
@@ -62,18 +57,13 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
     """
     config = settings_of(LearnedTopK, config, overrides)
     if config.candidates < 2:
-        raise ValueError(
-            "candidates must be at least 2 (values searched for each value sent), got "
-            f"{config.candidates}"
-        )
+        raise ValueError("candidates must be at least 2 (values searched for each value sent), got "
+                         f"{config.candidates}")  # fmt: skip
     check_value_code(config.value_code)
     memory, schedule = memory_of(config), schedule_of(config)
     shares = {phase.value: share_of(phase, config.alpha) for phase in schedule}
-    selectors = {
-        phase: make_selector(share, config.min_values)
-        for phase, share in shares.items()
-        if share is not None
-    }
+    selectors = {phase: make_selector(share, config.min_values)
+                 for phase, share in shares.items() if share is not None}  # fmt: skip
 
     def blocks_in(phase, layers):
         counts = selectors[phase].counts(layers)
@@ -96,15 +86,13 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
 
         chosen_by, values_by = each(decode, comm.all_gather_dict(payload, nodes))  # [K, mu] each
         positions, positions_by = (
-            due_blocks.positions_of(at, b, plan, n) for at in (chosen, chosen_by)
-        )
+            due_blocks.positions_of(at, b, plan, n) for at in (chosen, chosen_by))
         sent_blocks = b[chosen_by // due_blocks.BLOCK]
         return Step(
             mean=SparseSum(Unordered(positions_by, values_by / nodes.count), counts),
             sent=Unordered(positions, decode_values(config.value_code, values, counts)),
             shared=due_blocks.after(state.shared, b, sent_blocks, plan, nodes.count),
-            elements=sum(counts),
-        )
+            elements=sum(counts))
 
     def messages(phase, layers, nodes):
         if not layers:
@@ -116,15 +104,9 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
         return to_all(sizes | sizes_of(values), nodes)
 
     return from_step(
-        step,
-        memory=memory,
-        schedule=schedule,
-        messages=messages,
-        init=lambda key, layers, nodes: (due_blocks.first(layers), ()),
-        takes_filled=True,
-    )
+        step, memory=memory, schedule=schedule, messages=messages, takes_filled=True,
+        init=lambda key, layers, nodes: (due_blocks.first(layers), ()))
 
 
-METHOD = Entry(
-    "learned_topk", LearnedTopK, learned_topk, "ours", lossless={"alpha": 1.0}, layers=FIRST_DENSE
-)
+METHOD = Entry("learned_topk", LearnedTopK, learned_topk, "ours", lossless={"alpha": 1.0},
+               layers=FIRST_DENSE)  # fmt: skip

@@ -6,16 +6,15 @@ Source: Stich et al. 2018, "Sparsified SGD with Memory", NeurIPS, Definition 2.1
 Algorithm 1.
 
 Differs from the paper
-  1. All nodes draw the same positions, from the shared random key and the number of steps taken. So
-     an all-reduce adds the values, and no positions are sent. The paper's nodes may each draw their
-     own.
+  1. All nodes draw the same positions, from the shared random key and the number of steps: an
+     all-reduce adds the values, and no positions are sent. The paper's nodes may draw different
+     ones.
   2. Each layer, rotated by a random offset, is cut into k ranges of nearly equal length, and one
      position is drawn from each. Every position still has the probability k / n, but two neighbours
      are rarely drawn together. A uniform draw of k out of n would sort n random numbers in every
      step.
   3. Error feedback replaces the factor n / k of the unbiased rand_k.
-  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse
-     methods.
+  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default).
 """
 
 import dataclasses
@@ -25,10 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
 from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
-from jgc.compress.sparse.topk import STICH
 from jgc.method.exchange import both_ways
 from jgc.selection.selector import layer_starts
 from jgc.types import Compressor
@@ -46,39 +44,31 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     """Random positions with error feedback: f32[mu] of every node through an all-reduce, no
     positions.
 
-    A value waits for 1 / alpha steps, and then what it has gathered moves at once: with 0.1 % and
-    momentum at once a ResNet-20 diverged at the baseline's learning rate (docs/results/long_runs).
-
-    Args:
-      config: settings; `overrides` replace single fields.
+    A value waits for 1 / alpha steps, and then all that it has accumulated moves together: with
+    0.1 % and `momentum_at_once` a ResNet-20 diverged at the baseline's learning rate
+    (docs/results/long_runs).
 
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown algorithm or
-        strategy, a selection other than "layer".
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> [phase.name for phase in random_k(alpha=0.01, warmup_steps=100).schedule]
       ['dense', 'random-k']
 
-    References:
-      Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory", NeurIPS.
+    Source: Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory", NeurIPS, Algorithm 1.
     """
     config = settings_of(RandomK, config, overrides)
     memory, schedule = memory_of(config), schedule_of(config, "random-k")
     if config.selection != "layer":
         raise ValueError(
-            f"random_k draws positions, so selection must be 'layer', got {config.selection!r}"
-        )
+            f"random_k draws positions, so selection must be 'layer', got {config.selection!r}")
     select = partial(selector_of, config, min_values=config.min_values)
     return shared_positions(
-        random_positions(), memory, schedule, config.alpha, select, config.algorithm
-    )
+        random_positions(), memory, schedule, config.alpha, select, config.algorithm)
 
 
 def random_positions() -> Chooser:
-    """Draw one position from each of k ranges of every layer, rotated by a random offset, anew in
-    every step."""
+    """Draw one position from each of k ranges of every layer, rotated by a random offset."""
 
     def choose(key, step, v, layers, selector, nodes):
         if not layers:
@@ -86,16 +76,12 @@ def random_positions() -> Chooser:
         counts = selector.counts(layers)
         to_start, to_range = jax.random.split(jax.random.fold_in(key, step))
         sizes = np.array([layer.size for layer in layers], np.int32)
-        edges = [
-            np.arange(k + 1, dtype=np.int64) * n // k for n, k in zip(sizes, counts, strict=True)
-        ]
-        # u32[mu], as all below
-        lows = np.concatenate([edge[:-1] for edge in edges]).astype(np.uint32)
-        lengths = np.concatenate([np.diff(edge) for edge in edges]).astype(np.uint32)
+        edges = [np.arange(k + 1, dtype=np.int64) * n // k
+                 for n, k in zip(sizes, counts, strict=True)]  # fmt: skip
+        lows = np.concatenate([edge[:-1] for edge in edges]).astype(np.uint32)  # u32[mu], as below
+        lengths = np.concatenate([np.diff(edge) for edge in edges]).astype(np.int32)
         starts = jax.random.randint(to_start, sizes.shape, 0, sizes).astype(jnp.uint32)  # [layers]
-        places = lows + jax.random.randint(
-            to_range, lows.shape, 0, lengths.astype(np.int32)
-        ).astype(jnp.uint32)
+        places = lows + jax.random.randint(to_range, lows.shape, 0, lengths).astype(jnp.uint32)
         layer_of = np.repeat(np.arange(len(layers)), counts)
         # < 2^32 as sizes are < 2^31
         wrapped = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]
@@ -109,5 +95,4 @@ def random_positions() -> Chooser:
 
 METHOD = Entry(
     "random_k", RandomK, random_k, "Stich et al. 2018", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
-    citation=STICH,
-)  # fmt: skip
+    citation=papers("stich2018sparsified"))

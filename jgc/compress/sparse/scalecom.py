@@ -21,8 +21,7 @@ Differs from the paper
      are not conserved.
   3. The leader's positions travel by an all-reduce to which the other nodes contribute zeros. Only
      the logical bytes show the leader's role.
-  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default), as for the other sparse
-     methods.
+  4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default).
   5. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter then applies to
      its residual.
   6. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of
@@ -36,15 +35,9 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
 from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
-from jgc.compress.sparse.shared_positions import (
-    FIXED_POINT,
-    Algorithm,
-    Chooser,
-    Chosen,
-    shared_positions,
-)  # fmt: skip
+from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.memory import Corrected, Memory, accumulated
@@ -58,56 +51,46 @@ class ScaleCom(Chunked, Sparsifying):
     """Settings of `scalecom`."""
 
     beta: float = 1.0
-    """coefficient of the low-pass memory, in (0, 1]: 1 is plain error feedback, 0.1 the paper's for
-    large batches"""
+    """coefficient of the low-pass memory, in (0, 1]: 1 is error feedback; 0.1 for large batches"""
     algorithm: Algorithm = "psum"
     """how values are averaged: the runtime's all-reduce or an explicit ring"""
     value_code: Literal["float32", "int16"] = "float32"
-    """code of the values sent: floats, or fixed point in units of the leader's mean magnitude of
-    each layer"""
+    """code of the values sent: floats, or fixed point in units of the leader's mean magnitudes"""
 
 
 def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
     """Cyclic local top-k: broadcast the leader's mu positions, then average all nodes' f32[mu]
     there by an all-reduce.
 
-    Args:
-      config: settings; `overrides` replace single fields.
-
     Raises:
-      ValueError: alpha or beta outside (0, 1], a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown algorithm, strategy
-        or value_code, a selection that does not fit (see `make_selector`); in a step, value_code
-        "int16" with more than 63 nodes.
+      ValueError: a setting outside its range, or settings that do not fit together; in a step,
+        value_code "int16" with more than 63 nodes.
 
     Example:
       >>> [phase.name for phase in scalecom(alpha=0.01, warmup_steps=100).schedule]
       ['dense', 'top-k']
 
-    References:
-      Chen et al. 2020, "ScaleCom: Scalable Sparsified Gradient Compression for
-      Communication-Efficient Distributed Training", NeurIPS.
+    Source: Chen et al. 2020, "ScaleCom", NeurIPS, Algorithm 1 and equations (2) to (5).
     """
     config = settings_of(ScaleCom, config, overrides)
     memory, schedule = low_pass(memory_of(config), config.beta), schedule_of(config)
-    if config.value_code not in ("float32", FIXED_POINT):
-        raise ValueError(f"value_code must be float32 or {FIXED_POINT}, got {config.value_code!r}")
+    if config.value_code not in ("float32", "int16"):
+        raise ValueError(f"value_code must be float32 or int16, got {config.value_code!r}")
     chooser = cyclic_top_k(config.value_code)
     select = partial(selector_of, config, min_values=config.min_values)
     return shared_positions(chooser, memory, schedule, config.alpha, select, config.algorithm)
 
 
-def cyclic_top_k(value_code: str = "float32") -> Chooser:
+def cyclic_top_k(value_code: str) -> Chooser:
     """The positions of the leader's largest values of each layer; the leader is node step mod K."""
-    fixed = value_code == FIXED_POINT
+    fixed = value_code == "int16"
 
     def choose(key, step, v, layers, selector, nodes):
-        def scales(own):
-            return {"scales": layer_means(jnp.abs(own), selector.counts(layers))} if fixed else {}
+        def scales(x):
+            return {"scales": layer_means(jnp.abs(x), selector.counts(layers))} if fixed else {}
 
-        positions, received = broadcast_top_positions(
-            v, step % nodes.count, layers, selector, nodes, scales
-        )
+        leader = step % nodes.count
+        positions, received = broadcast_top_positions(v, leader, layers, selector, nodes, scales)
         return Chosen(positions, received.get("scales"))
 
     def sizes(layers, selector):
@@ -122,12 +105,7 @@ def cyclic_top_k(value_code: str = "float32") -> Chooser:
 
 
 def low_pass(memory: Memory, beta: float) -> Memory:
-    """Add a low-pass filter, r = (1 - beta) r + beta (v - sent), to a memory whose residual is v -
-    sent.
-
-    Raises:
-      ValueError: beta outside (0, 1].
-    """
+    """Add a low-pass filter to a memory, r = (1 - beta) r + beta (v - sent); beta in (0, 1]."""
     if not 0 < beta <= 1:
         raise ValueError(f"beta must be in (0, 1] (1 is plain error feedback), got {beta}")
     if beta == 1:
@@ -138,8 +116,7 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         return before + beta * (new - before)  # exactly old if new is old
 
     def on_residuals(fn, old, new):
-        """`new` with its residual replaced by fn(old residual, new residual). Velocities are not
-        filtered."""
+        """`new` with the residual fn(old residual, new residual); velocities are not filtered."""
         if isinstance(new, Aged):
             return new._replace(memory=on_residuals(fn, old.memory, new.memory))
         if isinstance(new, Corrected):
@@ -148,7 +125,7 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
     def compensate(local, g, complete):
         v, new = memory.compensate(accumulated(memory, local, g, complete), g, complete)
-        # nothing is left to filter; with momentum at once the velocity lies where the residual does
+        # nothing is left to filter; with `momentum_at_once` the residual's place has the velocity
         if complete:
             return v, new
         # keep the old residual, which `update` mixes in
@@ -159,21 +136,9 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         return after if complete else on_residuals(mix, local, after)
 
     return memory._replace(
-        accumulate=(), advance=None, compensate=compensate, update=update, conserves=False
-    )
+        accumulate=(), advance=None, compensate=compensate, update=update, conserves=False)
 
-
-CITATION = """@inproceedings{chen2020scalecom,
-  title = {{ScaleCom}: Scalable Sparsified Gradient Compression for Communication-Efficient
-    Distributed Training},
-  author = {Chen, Chia-Yu and Ni, Jiamin and Lu, Songtao and Cui, Xiaodong and Chen, Pin-Yu and
-    Sun, Xiao and Wang, Naigang and Venkataramani, Swagath and Srinivasan, Vijayalakshmi and
-    Zhang, Wei and Gopalakrishnan, Kailash},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2020},
-}"""
 
 METHOD = Entry(
     "scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
-    citation=CITATION,
-)  # fmt: skip
+    citation=papers("chen2020scalecom"))

@@ -1,8 +1,6 @@
-"""Sparse methods in which all nodes send values at the same positions, so that an all-reduce
-averages them.
+"""Sparse methods in which all nodes send values at the same positions, averaged by an all-reduce.
 
-A method defines how the positions of a step are chosen. The shared state is the number of steps
-taken.
+A method defines how the positions of a step are chosen. The shared state is the number of steps.
 
     v f32[n]      accumulated gradient of a node
     counts        number of values sent per layer; mu is their sum
@@ -26,55 +24,31 @@ from jgc.types import Array, Compressor, Key, Message, Nodes, Phase
 from jgc.wire.fixed_point import check_room, to_fixed, units
 
 Algorithm = Literal["psum", "ring"]
-FIXED_POINT = "int16"
 
 
 class Chosen(NamedTuple):
-    """What all nodes know before they send values.
+    """What all nodes know before they send values."""
 
-    Attributes:
-      positions: i32[mu].
-      scales: f32[layers], the units of values in fixed point; None for floats.
-    """
-
-    positions: Array
-    scales: Array | None = None
+    positions: Array  # i32[mu]
+    scales: Array | None = None  # f32[layers], the units of values in fixed point (int16)
 
 
 class Chooser(NamedTuple):
-    """How the positions of a step are chosen.
+    """How the positions of a step are chosen."""
 
-    Attributes:
-      choose: `(key, step i32[], v, layers, selector, nodes) -> Chosen`; `key` and `step` are equal
-        on all nodes. The selector says how many positions to choose.
-      messages: `(layers, selector) -> logical messages` of a sparse step: values, and positions if
-        they are sent.
-      ascending: whether positions ascend.
-    """
-
+    # (key, step i32[], v, layers, selector, nodes) -> Chosen; key and step are equal on all nodes
     choose: Callable[[Key, Array, Array, Layers, Selector, Nodes], Chosen]
+    # (layers, selector) -> logical messages of a sparse step
     messages: Callable[[Layers, Selector], tuple[Message, ...]]
-    ascending: bool = True
+    ascending: bool = True  # whether positions ascend
 
 
 def shared_positions(
     chooser: Chooser, memory: Memory, schedule: tuple[Phase, ...], alpha: float,
-    select: Callable[[float], Selector],
-    algorithm: Algorithm,
+    select: Callable[[float], Selector], algorithm: Algorithm,
 ) -> Compressor:  # fmt: skip
-    """The method that a chooser makes.
-
-    Args:
-      chooser: chooses the positions of a step.
-      memory: the memory of each node.
-      schedule: from `sparse_schedule`.
-      alpha: share of each layer in the schedule's last phase.
-      select: the selector of a share.
-      algorithm: algorithm of the all-reduce, "psum" or "ring".
-
-    Raises:
-      ValueError: an unknown algorithm.
-    """
+    """The method that a chooser makes; `select` gives the selector of a share, alpha in the last
+    phase of a `sparse_schedule`. Raises ValueError for an unknown algorithm."""
     average = comm.mean_by(algorithm)
     entries = Sparse if chooser.ascending else Unordered
     shares = {phase.value: share_of(phase, alpha) for phase in schedule}
@@ -82,9 +56,8 @@ def shared_positions(
 
     def step(phase, key, v, state, layers, nodes):
         if phase not in selectors:
-            return dense_step(cut(v, values_of(layers)), state, nodes, algorithm)._replace(
-                shared=state.shared + 1
-            )
+            dense = dense_step(cut(v, values_of(layers)), state, nodes, algorithm)
+            return dense._replace(shared=state.shared + 1)
         selector = selectors[phase]
         counts = selector.counts(layers)
         chosen = chooser.choose(key, state.shared, v, layers, selector, nodes)
@@ -93,24 +66,16 @@ def shared_positions(
             mean, sent = average(values, nodes, "values"), values
         else:
             what = "values up to {:.2g} times the leader's mean magnitude"
-            check_room("value_code", FIXED_POINT, nodes.count, what, "float32")
+            check_room("value_code", "int16", nodes.count, what, "float32")
             scales = chosen.scales[layer_ids(counts)]
             in_units = jnp.where(scales > 0, values / jnp.where(scales > 0, scales, 1.0), 0.0)
-            fixed = to_fixed(in_units, FIXED_POINT, nodes.count)
-            unit = scales / units(FIXED_POINT)
+            fixed, unit = to_fixed(in_units, "int16", nodes.count), scales / units("int16")
             mean, sent = average(fixed, nodes, "values") * unit, fixed * unit
         return Step(
-            mean=SparseSum(entries(chosen.positions, mean), counts),
-            sent=entries(chosen.positions, sent),
-            shared=state.shared + 1,
-            elements=values.size,
-        )
-
-    def messages(phase, layers, nodes):
-        return chooser.messages(layers, selectors[phase])
+            SparseSum(entries(chosen.positions, mean), counts), entries(chosen.positions, sent),
+            shared=state.shared + 1, elements=values.size)
 
     return from_step(
-        step, memory=memory, schedule=schedule, messages=messages, init=lambda key, layers,
-        nodes: (jnp.int32(0), ()),
-        takes_filled=True,
-    )  # fmt: skip
+        step, memory=memory, schedule=schedule, takes_filled=True,
+        messages=lambda phase, layers, nodes: chooser.messages(layers, selectors[phase]),
+        init=lambda key, layers, nodes: (jnp.int32(0), ()))

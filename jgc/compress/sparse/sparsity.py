@@ -2,8 +2,9 @@
 strategies.
 
     "warmup"       everything for `warmup_steps`, then alpha
-    "fixed"        alpha from the first step "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the
-    values, in equal parts of `warmup_steps`, then alpha
+    "fixed"        alpha from the first step
+    "exponential"  25 %, 6.25 %, 1.5625 % and 0.4 % of the values, in equal parts of `warmup_steps`,
+                   then alpha
 
 Phase values: "dense", (name, share) for a stage of the ramp, and the bare name for alpha.
 
@@ -17,7 +18,6 @@ from typing import Literal
 from jgc.compress.dense import identity
 from jgc.method import phases
 from jgc.method.exchange import Codec, Exchange, Stages, all_reduce
-from jgc.method.phases import DENSE
 from jgc.selection.selector import check_alpha
 from jgc.types import Phase
 
@@ -31,12 +31,7 @@ def sparse_schedule(
 ) -> tuple[Phase, ...]:
     """The phases of a sparse method. The value of the last one is `name`.
 
-    The exponential ramp has only the stages that send more than alpha; they divide `warmup_steps`
-    equally.
-
-    Raises:
-      ValueError: an unknown strategy, negative `warmup_steps`, alpha outside (0, 1], a ramp that
-        begins below alpha.
+    The ramp has only the stages that send more than alpha; they divide `warmup_steps` equally.
 
     Example:
       >>> [(phase.value, phase.start) for phase in sparse_schedule("exponential", 0.01, 30)]
@@ -46,29 +41,24 @@ def sparse_schedule(
     if strategy not in ("warmup", "fixed", "exponential"):
         raise ValueError(f"strategy must be 'warmup', 'fixed' or 'exponential', got {strategy!r}")
     # checks warmup_steps for all strategies
-    warmup = phases.in_sequence((DENSE, warmup_steps), (name, 0))
-    if strategy == "warmup":
-        return warmup
-    if strategy == "fixed":
-        return phases.single(name)
+    warmup = phases.in_sequence((phases.DENSE, warmup_steps), (name, 0))
+    if strategy != "exponential":
+        return warmup if strategy == "warmup" else phases.single(name)
     shares = [share for share in RAMP if share > alpha]
     if warmup_steps and not shares:
         raise ValueError(
             f"strategy='exponential' goes from {RAMP[0]:.0%} down to alpha, and alpha={alpha} is "
-            "no less: give strategy='warmup', or warmup_steps=0"
-        )
+            "no less: give strategy='warmup', or warmup_steps=0")
     starts = [i * warmup_steps // len(shares) for i in range(len(shares) + 1)] if shares else [0]
-    ramp = [
-        Phase(f"{name} {100 * share:g} %", start, (name, share))
-        for share, start, end in zip(shares, starts, starts[1:], strict=False)
-        if start < end  # leave out a stage without steps
-    ]
+    ramp = [Phase(f"{name} {100 * share:g} %", start, (name, share))
+            for share, start, end in zip(shares, starts, starts[1:], strict=False)
+            if start < end]  # fmt: skip  # leave out a stage without steps
     return (*ramp, Phase(name, starts[-1], name))
 
 
 def share_of(phase: Phase, alpha: float) -> float | None:
     """The share of the values that a phase sends; None where everything is sent uncompressed."""
-    if phase.value == DENSE:
+    if phase.value == phases.DENSE:
         return None
     return phase.value[1] if isinstance(phase.value, tuple) else alpha
 
@@ -76,9 +66,8 @@ def share_of(phase: Phase, alpha: float) -> float | None:
 def sparse_stages(
     schedule: tuple[Phase, ...], alpha: float, codec: Callable[[float], Codec], exchange: Exchange
 ) -> Stages:
-    """The stages for `compose_phases`: uncompressed by all-reduce, or `codec(share)` through the
-    exchange."""
-    stages: Stages = {DENSE: (identity(), all_reduce())}
+    """Stages for `compose_phases`: dense by all-reduce, or `codec(share)` by the exchange."""
+    stages: Stages = {phases.DENSE: (identity(), all_reduce())}
     for phase in schedule:
         share = share_of(phase, alpha)
         if share is not None:

@@ -19,7 +19,7 @@ Differs from the paper
 
 import dataclasses
 
-from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.devices import each
@@ -116,21 +116,8 @@ def of_largest(config: Selecting, clip_norm: float = 0.0) -> Compressor:
     return compose_phases(stages, memory, schedule, clip_norm)
 
 
-STROM = """@inproceedings{strom2015scalable,
-  title = {Scalable Distributed {DNN} Training Using Commodity {GPU} Cloud Computing},
-  author = {Strom, Nikko},
-  booktitle = {Interspeech},
-  year = {2015},
-}"""
-STICH = """@inproceedings{stich2018sparsified,
-  title = {Sparsified {SGD} with Memory},
-  author = {Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2018},
-}"""
-
 METHOD = Entry(
     "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0},
     layers=FIRST_DENSE,
-    citation=f"{STROM}\n{STICH}",
+    citation=papers("strom2015scalable", "stich2018sparsified"),
 )  # fmt: skip

@@ -20,7 +20,7 @@ GONE: dict[str, dict[str, Any]] = {
     "compressor": {
         "positions": "own", "candidates": 64, "rows": 0,  # of sparse methods
         "control_limit": 0.0, "control_every": 10, "feedback_steps": 1, "slice_size": 0, "others": "dense",  # gradiveq
-        "innovation_dtype": "float32", "autoencoder_updates": 1,  # LGC
+        "innovation_dtype": "float32", "autoencoder_updates": 1, "lambda_reconstruction": 1.0,  # LGC
     },
     "layers": {"embeddings": "", "rows": 0},
 }  # fmt: skip
