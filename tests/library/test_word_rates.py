@@ -6,18 +6,18 @@ import pytest
 from word_rates import ROOT, WORDS, count, prose_of_checkout, prose_of_module, prose_of_page, rates
 
 LIMITS = {  # per 100 kB: library, commands, docs. The goal is 1, 1 and 2 for every word; lower them, never raise them
-    "own": (11, 12, 27),
-    "in place of": (3, 3, 6),
-    "beside": (1, 6, 8),
-    "alone": (2, 8, 12),
-    "another": (9, 8, 5),
-    "those of": (4, 6, 8),
-    "what is sent": (1, 1, 2),
-    "as ever": (1, 1, 2),
-    "so many": (1, 2, 2),
-    "for (because)": (1, 1, 2),
-    "that there are not": (1, 1, 2),
-    "used up": (1, 1, 2),
+    "own": (11, 12, 1),
+    "in place of": (3, 3, 1),
+    "beside": (1, 6, 1),
+    "alone": (2, 8, 1),
+    "another": (9, 8, 1),
+    "those of": (4, 6, 1),
+    "what is sent": (1, 1, 1),
+    "as ever": (1, 1, 1),
+    "so many": (1, 2, 1),
+    "for (because)": (1, 1, 1),
+    "that there are not": (1, 1, 1),
+    "used up": (1, 1, 1),
 }
 BAD = {
     "own": "a state of its own",
