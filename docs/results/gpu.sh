@@ -3,9 +3,9 @@
 #
 #     docs/results/gpu.sh RUNS [OPTIONS]
 #
-# goes on with the first row of gpu/rows.txt that is not finished, for SECONDS_A_PIECE (540), and saves; the same line again goes on
-# from there. A benchmark cannot be resumed: one that takes longer is passed over, as is a row that fails, and the last lines say which.
-# Rows are in the order of what they would settle. RUNS: folder of all rows' runs. OPTIONS: of `jgc compare`,
+# trains the first unfinished row of gpu/rows.txt for SECONDS_A_PIECE (540) and saves; run it again to continue.
+# A benchmark cannot be resumed: if it takes longer it is passed over, like a row that fails, and the last lines name it.
+# The most informative rows come first. RUNS: folder of all rows' runs. OPTIONS: of `jgc compare`,
 # e.g. --data-dir DATA. ROWS="NAME NAME": only these. Exit status: 0 once all rows are finished or passed over, 1 if any
 # of them failed, 75 if something is left.
 set -euo pipefail

@@ -33,14 +33,14 @@ class Ageing(NamedTuple):
 
 
 CURVES = {
-    "first": "first slice, its own basis",
-    "first mean": "first slice, means alone",
-    "first renewed": f"first slice, its own basis and mean renewed every {RENEWED} steps",
+    "first": "first slice, its basis",
+    "first mean": "first slice, means only",
+    "first renewed": f"first slice, basis and mean renewed every {RENEWED} steps",
     "others": "other slices, the first's basis",
-    "others own": "other slices, each its own basis (s = 1)",
-    "others mean": "other slices, means alone",
+    "others own": "other slices, each its basis (s = 1)",
+    "others mean": "other slices, means only",
     "others random": "other slices, a random basis",
-    "others renewed": f"other slices, own bases and means renewed every {RENEWED} steps",
+    "others renewed": f"other slices, bases and means renewed every {RENEWED} steps",
 }
 
 

@@ -24,7 +24,7 @@ def on_neighbours(shares: np.ndarray, shares_found: np.ndarray, shuffled: np.nda
     """
     usual, chance = float(np.median(shares_found)), float(np.median(shuffled))
     gain = spared(1 - usual, 1 - chance)
-    say = "strong" if gain > 0.5 else "there, but weak" if gain > 0.1 else "hardly any"
+    say = "strong" if gain > 0.5 else "present, but weak" if gain > 0.1 else "hardly any"
     return (
         f"**Linear correlation of neighbours (observation 1): {say}.** In the three values of Figure 4 two principal "
         f"axes of three hold {shares[:2].sum():.1%} of the variance; in the layer's triples {usual:.1%} at the median. "
@@ -45,7 +45,7 @@ def on_slices(rows: Sequence[Size], samples: int) -> list[str]:
     return [
         f"**Spatial consistency (observation 2) {say}.** At K = F·D = {row.k:,} the first slice's {row.d} axes lose "
         f"{on.basis:.1%} of the other slices' energy on the samples and {after.basis:.1%} on later steps; as many "
-        f"random axes {on.random:.1%} and {after.random:.1%}, the means alone {on.mean_only:.1%} and "
+        f"random axes {on.random:.1%} and {after.random:.1%}, only the means {on.mean_only:.1%} and "
         f"{after.mean_only:.1%}. So they spare {spared(on.basis, on.random):.1%} and {gain:.1%} of what random axes "
         f"lose. The first slice itself loses {row.first_samples.basis:.1%} on the samples and "
         f"{row.first_later.basis:.1%} on later steps.",
@@ -58,10 +58,10 @@ def _on_multiples(rows: Sequence[Size]) -> str:
     """Whether the loss drops at multiples of F*D, compared with the sizes next to them."""
     at, near = [], []
     for i, row in enumerate(rows):
-        beside = [rows[j] for j in (i - 1, i + 1) if 0 <= j < len(rows) and rows[j].aligned != "FD"]
-        if row.aligned == "FD" and beside:
+        neighbours = [rows[j] for j in (i - 1, i + 1) if 0 <= j < len(rows) and rows[j].aligned != "FD"]
+        if row.aligned == "FD" and neighbours:
             at.append(_figures(row))
-            near.append(np.mean([_figures(other) for other in beside], axis=0))
+            near.append(np.mean([_figures(other) for other in neighbours], axis=0))
     here, there = np.mean(at, axis=0), np.mean(near, axis=0)
     drop = here[1] / there[1] if there[1] else 1.0
     say = "sharply" if drop < 0.5 else "clearly" if drop < 0.9 else "a little" if drop < 0.995 else "not at all"
@@ -69,7 +69,7 @@ def _on_multiples(rows: Sequence[Size]) -> str:
         f"**At multiples of F·D the loss drops {say}.** Other slices, mean over the {len(at)} multiples tried: "
         f"{here[0]:.1%} on the samples and {here[1]:.1%} on later steps; at the sizes next to them {there[0]:.1%} and "
         f"{there[1]:.1%}. On later steps the first slice's axes spare {here[2]:.1%} of what random ones lose at the "
-        f"multiples, {there[2]:.1%} beside them."
+        f"multiples, {there[2]:.1%} next to them."
     )
 
 
@@ -81,11 +81,11 @@ def _figures(row: Size) -> tuple[float, float, float]:
 def _on_ratio(row: Size, samples: int) -> str:
     ratio, floor = row.k / row.d, row.k / (samples - 1)
     if floor <= 1:
-        return f"**Ratio.** K/d = {ratio:.1f} at K = F·D; the number of samples alone would force none."
+        return f"**Ratio.** K/d = {ratio:.1f} at K = F·D; the number of samples forces none."
     return (
-        f"**Ratio.** K/d = {ratio:.1f} at K = F·D. {samples} samples of any data at all would give at least "
+        f"**Ratio.** K/d = {ratio:.1f} at K = F·D. {samples} samples of any data would give at least "
         f"{floor:.1f}, because they span at most {samples - 1} axes; what the data add is a factor of "
-        f"{ratio / floor:.2f}. Whether a basis is worth anything shows in the loss on later steps alone."
+        f"{ratio / floor:.2f}. The loss on later steps shows whether a basis is worth anything."
     )
 
 
@@ -97,8 +97,8 @@ def on_age(age: Ageing, loss: float) -> list[str]:
     say = "carries over to the next steps" if carries else "loses far more on the next steps than on its samples"
     excuse = "" if carries else " That is not age: axes made from few samples suit those samples best."
     out = [
-        f"**A slice's own basis {say}.** First slice: {on['first']:.1%} lost on the samples (lambda = {loss:g}), "
-        f"{early['first']:.1%} at ages {soon}. Other slices, each with its own basis (s = 1): {on['others own']:.1%} "
+        f"**A slice's basis {say}.** First slice: {on['first']:.1%} lost on the samples (lambda = {loss:g}), "
+        f"{early['first']:.1%} at ages {soon}. Other slices, each with its basis (s = 1): {on['others own']:.1%} "
         f"and {early['others own']:.1%}.{excuse}"
     ]
     if len(table) < 3:
@@ -110,16 +110,16 @@ def on_age(age: Ageing, loss: float) -> list[str]:
         say = "are no good at any age" if at_first > 1 else "age fast"
     worse = " A mean that loses more than 100 % is a worse guess than zeros." if end["first mean"] > 1 else ""
     if max(early["others"], end["others"]) > 1:
-        worse += " With the first slice's axes the others lose more than 100 %, more than zeros in their place would."
+        worse += " With the first slice's axes the others lose more than 100 %, more than zeros would."
     return [
         *out,
         f"**Time-domain invariance (observation 3): the axes {say}.** From ages {soon} to ages {late} the first "
-        f"slice's loss goes from {early['first']:.1%} to {end['first']:.1%}, with the mean alone from "
+        f"slice's loss goes from {early['first']:.1%} to {end['first']:.1%}, with only the mean from "
         f"{early['first mean']:.1%} to {end['first mean']:.1%}: the axes spare {before:.0%} of what the mean leaves, "
-        f"then {after:.0%}. Axes and mean made anew just before would lose {end['first renewed']:.1%} there. Other "
-        f"slices with their own bases go from {early['others own']:.1%} to {end['others own']:.1%} (anew: "
-        f"{end['others renewed']:.1%}), with the first's from {early['others']:.1%} to {end['others']:.1%}, with means "
-        f"alone from {early['others mean']:.1%} to {end['others mean']:.1%}.{worse}",
+        f"then {after:.0%}. Axes and mean renewed just before would lose {end['first renewed']:.1%} there. Other "
+        f"slices with their bases go from {early['others own']:.1%} to {end['others own']:.1%} (renewed: "
+        f"{end['others renewed']:.1%}), with the first's from {early['others']:.1%} to {end['others']:.1%}, "
+        f"with only the means from {early['others mean']:.1%} to {end['others mean']:.1%}.{worse}",
     ]
 
 

@@ -145,22 +145,22 @@ def markdown(recording: MeanGradients, measured: Found, samples: int, loss: floa
         _about(recording, samples, loss),
         "After Figures 4 and 5 and observations 1 to 3 of Yu et al., GradiVeQ, NeurIPS 2018. A loss is |decoded - g|² "
         "/ |g|², energies summed over the steps and slices in question: 0 is exact, 1 no better than zeros. *Means "
-        "alone* sends nothing (d = 0): each slice's mean over the samples stands in for it. *Random axes* are as many "
+        "only* sends nothing (d = 0): each slice's mean over the samples stands in for it. *Random axes* are as many "
         "as the basis has, in random directions.",
-        "## What can be concluded",
+        "## Conclusions",
         "\n".join(f"- {line}" for line in lines),
         "## Figure 4: three neighbours",
         f"![Three neighbouring gradient values over {len(measured.points)} steps]({FIGURE4})",
         "## Figure 5: slice size",
         f"![Slice size against compression loss and ratio]({FIGURE5})",
-        "Losses with the first slice's basis; the last two columns are of other slices on later steps. What is left "
+        "Losses with the first slice's basis; the last two columns are of other slices on later steps. The rest "
         "behind the last complete slice is not measured.",
         _size_table(measured.rows),
         "## Observation 3: age",
         f"![Loss against the age of the basis]({AGE})",
-        f"K = {age.k:,}; d = {age.d} in the first slice, {age.d_own:.1f} on average in the others' own bases. Renewed: "
-        f"basis and means of the {samples} steps just before each block of {RENEWED}; what rises in those columns, "
-        "too, is not age.",
+        f"K = {age.k:,}; d = {age.d} in the first slice, {age.d_own:.1f} on average in the others' bases. Renewed: "
+        f"basis and means of the {samples} steps just before each block of {RENEWED}; a rise in those columns is not "
+        "age.",
         _age_table(age),
         "## How many samples",
         _samples_needed(measured.needed, age.k, loss),
@@ -174,7 +174,7 @@ def _samples_needed(d: dict[int, int], k: int, loss: float) -> str:
     sentence = (
         f"From {enough} samples on d changes by no more than 10 %: L_t = {enough}."
         if enough
-        else "d has not settled: it grows with the samples to the last, so by the paper's rule no number of them up to "
+        else "d grows with the samples to the last, so that by the paper's rule no number up to "
         "here is enough."
     )
     counted = table(("samples L_t", "d", "the most there can be"), ((c, n, min(c - 1, k)) for c, n in d.items()))
@@ -206,7 +206,7 @@ def _about(recording: MeanGradients, samples: int, loss: float) -> str:
 
 def _size_table(rows: Sequence[Size]) -> str:
     head = ("K", "multiple of", "slices", "d", "K/d", "first, samples", "first, later", "others, samples",
-            "others, later", "random axes", "means alone")  # fmt: skip
+            "others, later", "random axes", "means only")  # fmt: skip
 
     def cells(row: Size) -> tuple[Any, ...]:
         first, others = (row.first_samples, row.first_later), (row.others_samples, row.others_later)

@@ -120,7 +120,7 @@ def figure5(path: Path, rows: Sequence[Size], shape: Sequence[int], samples: int
     for axes in (on, after, gain, ratio):
         _slice_axis(axes, shape[-1] * shape[-2], rows[-1].k)
     handles, labels = after.get_legend_handles_labels()
-    for aligned, what in (("FD", "a multiple of F·D"), ("F", "a multiple of F alone"), ("", "neither")):
+    for aligned, what in (("FD", "a multiple of F·D"), ("F", "a multiple only of F"), ("", "neither")):
         handles.append(Line2D([], [], color=BLACK, linestyle="", **_mark(aligned)))
         labels.append(f"K is {what}")
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
@@ -130,17 +130,17 @@ def figure5(path: Path, rows: Sequence[Size], shape: Sequence[int], samples: int
 def _losses(axes: Axes, rows: Sequence[Size], loss: float, pairs: Sequence[tuple[Losses, Losses]]) -> None:
     """Losses of the first slice and of the others."""
     curves = (
-        ("first slice, its own basis", BLUE, "-", [first.basis for first, _ in pairs]),
+        ("first slice, its basis", BLUE, "-", [first.basis for first, _ in pairs]),
         ("other slices, the first's basis", RED, "-", [others.basis for _, others in pairs]),
         ("other slices, as many random axes (control)", ORANGE, "-.", [others.random for _, others in pairs]),
-        ("other slices, means alone (d = 0)", BLACK, ":", [others.mean_only for _, others in pairs]),
+        ("other slices, means only (d = 0)", BLACK, ":", [others.mean_only for _, others in pairs]),
     )
     for label, colour, style, values in curves:
         axes.plot([row.k for row in rows], values, color=colour, linestyle=style, linewidth=1.4, label=label)
         if style == "-":
             _marks(axes, values, rows, colour)
     axes.axhline(loss, color=GREEN, linewidth=1.2, linestyle="--", label=f"lambda = {loss:g}")
-    axes.axhline(1, color="#888888", linewidth=0.8, label="zeros in place of the gradient")
+    axes.axhline(1, color="#888888", linewidth=0.8, label="zeros instead of the gradient")
 
 
 def _gains(axes: Axes, rows: Sequence[Size]) -> None:
@@ -160,7 +160,7 @@ def _gains(axes: Axes, rows: Sequence[Size]) -> None:
 
 
 def _ratio(axes: Axes, rows: Sequence[Size], samples: int, loss: float) -> None:
-    """K/d beside its lower bound from the number of samples."""
+    """K/d and its lower bound from the number of samples."""
     ks, ratios = [row.k for row in rows], [row.k / row.d for row in rows]
     axes.plot(ks, ratios, color=BLUE, linewidth=1, label="K/d, measured")
     _marks(axes, ratios, rows, BLUE)
@@ -215,7 +215,7 @@ def age(path: Path, ages: Ageing, loss: float, title: str) -> None:
         axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False)
     left.set_ylim(0, 1.1 * highest)  # single steps may lie above
     left.set_ylabel(f"compression loss of a step, |decoded - g|² / |g|²\n(dots; lines: means over {MOVING} steps)")
-    for at, text in ((loss, f"lambda = {loss:g}: of all samples together"), (1.0, "1: zeros in place of the gradient")):
+    for at, text in ((loss, f"lambda = {loss:g}: of all samples together"), (1.0, "1: zeros instead of the gradient")):
         left.annotate(text, (float(ages.age[-1]), at), (-4, 4), textcoords="offset points", ha="right", fontsize=8,
                       bbox={"color": "white", "alpha": 0.8, "pad": 1})  # fmt: skip
     left.set_title(f"First slice, d = {ages.d}", fontsize=11)

@@ -42,17 +42,17 @@ def on_histogram(rows: Sequence[Row]) -> str:
     left = control / share if share > 0 else 1.0
     if left > 0.95:
         say = "says nothing of the gradients"
-        why = "Whatever is shuffled shares nothing, so this figure is the estimator's own."
+        why = "A shuffled pair shares nothing, so that this figure comes from the estimator."
     elif left > 0.5:
-        say = "is mostly the estimator's own"
+        say = "comes mostly from the estimator"
         why = "More than half of it is found where nothing is shared."
     else:
-        say = "is not explained by the estimator alone"
+        say = "does not come only from the estimator"
         why = "Less than half of it is found where nothing is shared."
     return (
         f"**The paper's estimate {say}.** With 2^{PAPER} cells {share:.1%} of the entropy is common; of the same "
         f"values with one vector shuffled {control:.1%}. {why} {alone:.1%} of the values have a cell of the joint "
-        "histogram for themselves. With so few cells that there are no more of the pair than values it is "
+        "histogram for themselves. With no more cells of the pair than values it is "
         f"{coarse:.1%}, shuffled {chance:.1%}."
     )
 
@@ -66,7 +66,7 @@ def on_common(rows: Sequence[Row]) -> str:
     say = next(name for least, name in NAMES if bits >= least)
     more = bits - normal
     shape = (
-        "Beyond the linear part there is something in the sizes: values large on one node tend to be large on the other"
+        "Beyond the linear part sizes are shared: values large on one node tend to be large on the other"
         if more > max(LITTLE, 0.25 * normal)
         else "A Gaussian pair of this correlation shares about as much: what is common is its linear part"
         if more > -max(LITTLE, 0.25 * normal)
@@ -74,9 +74,9 @@ def on_common(rows: Sequence[Row]) -> str:
         "carry the correlation"
     )
     return (
-        f"**Two nodes share {say}: {max(bits, 0.0):.3f} bits a value**, the mean over layers large and small, by "
-        f"nearest neighbours (what they find in shuffled pairs taken off), {normal:.3f} by the correlation. As much is "
-        f"shared by a Gaussian pair of correlation {correlation_of(bits):.2f}. The gradients' own correlation is "
+        f"**Two nodes share {say}: {max(bits, 0.0):.3f} bits a value**, the mean over layers, by "
+        f"nearest neighbours (minus that of shuffled pairs), {normal:.3f} by the correlation. A Gaussian "
+        f"pair of correlation {correlation_of(bits):.2f} shares as much. The gradients' correlation is "
         f"{rho:.2f} (root mean square): one node's values predict {rho * rho:.1%} of the variance of the other's. "
         f"{shape}."
     )
@@ -98,7 +98,7 @@ def on_layers(measured: Measured) -> list[str]:
     holds = "holds here" if set(places) == {1, 2} else "does not hold here"
     return [
         *sentences,
-        f"**That the first and the last layer share least, as the paper has it, {holds}.** `{ends[0]}` "
+        f"**The paper's claim that the first and the last layer share least {holds}.** `{ends[0]}` "
         f"{shared[ends[0]]:.3f} and `{ends[1]}` {shared[ends[1]]:.3f} bits a value by nearest neighbours, places "
         f"{places[0]} and {places[1]} of {len(ranked)} from below. {least}",
     ]
@@ -110,8 +110,9 @@ def on_entropy(measured: Measured, by_layer: Mapping[str, Sequence[Row]]) -> lis
     entropies = [mean(rows, lambda r: r.paper.entropy) for rows in by_layer.values()]
     missing = [size - h for size, h in zip(sizes, entropies, strict=True)]
     far = max(missing)
-    say = "is the number of its values" if far < 1 else "is near the number of its values" if far < 3 else "is its own"
-    so = ": that it grows with the index of the layer is the layers' size" if far < 3 else ""
+    near = "is the number of its values" if far < 1 else "is near the number of its values"
+    say = near if far < 3 else "depends on its values"
+    so = ": its growth with the index of the layer is the layers' size" if far < 3 else ""
     some = f", of the {MOST:,} values that are taken of larger layers" if measured.has_sampled else ""
     return [
         f"**The entropy of a layer (Figure 4) {say}.** With 2^{PAPER} cells it is at most {far:.1f} bits from log2 n, "
@@ -135,7 +136,7 @@ def on_training(rows: Sequence[Row]) -> list[str]:
         say = "is next to nothing throughout"
     rho = [math.sqrt(mean(part, lambda r: r.pair.correlation**2)) for part in (early, late)]
     return [
-        f"**As training goes on what is shared {say}.** Steps {steps[0]} to {steps[third - 1]}: {a:.3f} bits a value "
+        f"**In training the shared information {say}.** Steps {steps[0]} to {steps[third - 1]}: {a:.3f} bits a value "
         f"by nearest neighbours, correlation {rho[0]:.2f}; steps {steps[-third]} to {steps[-1]}: {b:.3f} bits, "
         f"{rho[1]:.2f}. The paper's estimate goes from {mean(early, lambda r: r.paper.share):.1%} to "
         f"{mean(late, lambda r: r.paper.share):.1%}."

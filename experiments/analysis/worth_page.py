@@ -80,9 +80,9 @@ def markdown(measured: dict[str, tuple[Recorded, list[Worth]]], alpha: float, dr
     paragraphs = [
         "# What the correlation between nodes is worth",
         f"    {without_places(command)}",
-        "A leader picks the share alpha of each layer's values that are largest in its own gradient, and all nodes "
-        "send theirs at its positions. The cosine with the mean over nodes there says how much of it could be told by "
-        "the leader alone, whatever the code: cosine² is the share of its energy. *Leader*: the leader's exact "
+        "A leader picks the share alpha of each layer's values that are largest in its gradient, and all nodes "
+        "send theirs at its positions. The cosine with the mean over nodes there says how much of it the leader's "
+        "values can tell, whatever the code: cosine² is the share of its energy. *Leader*: the leader's exact "
         "values. *Signs*: its signs and every node's mean of each layer. *Innovations*: the leader exact, the others "
         "by their means and a tenth of their values exact. *Chance*: the leader's exact values if the other nodes' "
         "had random signs; what lies above it is correlation. Gradients as recorded, or pseudo-gradients of local "
@@ -98,14 +98,14 @@ def markdown(measured: dict[str, tuple[Recorded, list[Worth]]], alpha: float, dr
             _table(select(rows, layer=ALL)),
         ]
         if layers_of(run, base):
-            paragraphs += [f"By layer, layers of which {FEWEST} values or more are picked:",
+            paragraphs += [f"By layer, for layers with at least {FEWEST} selected values:",
                            f"![Cosines by layer](worth-{name}.png)"]  # fmt: skip
     return "\n\n".join([*paragraphs, f"In full: [{TABLE}]({TABLE})."]) + "\n"
 
 
 def _table(rows: Sequence[Worth]) -> str:
     """Means over the steps by alpha and setting."""
-    head = ("alpha", "nodes", "recorded nodes merged into each", "values picked", "innovations", "leader", "signs",
+    head = ("alpha", "nodes", "recorded nodes merged into each", "values selected", "innovations", "leader", "signs",
             "chance", "energy covered", "best")  # fmt: skip
     body = []
     for alpha, setting in sorted({(row.alpha, row.setting) for row in rows}):
@@ -129,17 +129,16 @@ def conclusions(rows: Sequence[Worth], alpha: float) -> list[str]:
     say = "nothing" if above < 0.05 else "a little" if above < 0.15 else "much"
     values = "more" if leader > signs + 0.02 else "less" if leader < signs - 0.02 else "no more"
     lines = [
-        f"**With {nodes} nodes and alpha = {alpha:.2%} the correlation adds {say}** to what the leader's own share in "
-        f"the mean gives: cosine {leader:.2f}, {chance:.2f} by chance. The leader's exact values tell {values} than "
+        f"**With {nodes} nodes and alpha = {alpha:.2%} the correlation adds {say}** to the leader's share in "
+        f"the mean: cosine {leader:.2f}, {chance:.2f} by chance. The leader's exact values tell {values} than "
         f"its signs and the layers' means ({signs:.2f}), which need no code of values. With a tenth of every node's "
-        f"values exact it is {best:.2f}: what LGC's rule comes to there with a code that gives the leader's values "
-        f"exactly.",
+        f"values exact it is {best:.2f}, as with LGC's rule and an exact code of the leader's values.",
     ]
     few = select(everything, alpha=alpha, setting=Setting(2, 1))
     if nodes > 2:
         lines.append(
             f"**Nodes.** From 2 to {nodes} nodes the leader's values go from {_mean(few, 'leader'):.2f} to "
-            f"{leader:.2f}, what chance gives from {_mean(few, 'chance'):.2f} to {chance:.2f}."
+            f"{leader:.2f}, chance from {_mean(few, 'chance'):.2f} to {chance:.2f}."
         )
     merged = max(row.setting.merged for row in everything if row.setting.nodes == 2)
     if merged > 1:
@@ -155,12 +154,12 @@ def conclusions(rows: Sequence[Worth], alpha: float) -> list[str]:
         a, b = _mean(early, "leader"), _mean(late, "leader")
         say = "falls" if b < a - 0.05 else "rises" if b > a + 0.05 else "stays about the same"
         lines.append(
-            f"**Training.** What the leader's values predict {say}: {a:.2f} in steps {steps[0]} to {steps[third - 1]}, "
-            f"{b:.2f} in steps {steps[-third]} to {steps[-1]}."
+            f"**Training.** The prediction by the leader's values {say}: {a:.2f} in steps "
+            f"{steps[0]} to {steps[third - 1]}, {b:.2f} in steps {steps[-third]} to {steps[-1]}."
         )
     share, most = _mean(base, "covered"), _mean(base, "best")
     return [
         *lines,
-        f"**Positions.** The leader's hold {share:.1%} of the energy of the mean gradient, the best as many "
-        f"{most:.1%}; the rest stays in the residuals.",
+        f"**Positions.** The leader's hold {share:.1%} of the energy of the mean gradient, the best positions "
+        f"of that number {most:.1%}; the rest stays in the residuals.",
     ]

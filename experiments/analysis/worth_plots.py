@@ -16,7 +16,7 @@ from jgc.training.run.folder import write_figure
 
 LOOKS: dict[str, tuple[str, str, Any]] = {
     "innovations": ("leader exact, others by their means, a tenth exact (LGC, perfect code)", GREEN, "-"),
-    "leader": ("the leader's exact values alone", BLUE, "-"),
+    "leader": ("only the leader's exact values", BLUE, "-"),
     "signs": ("the leader's signs and every node's mean, no values", RED, "-"),
     "chance": ("the leader's exact values if nodes had nothing in common", ORANGE, "--"),
 }
@@ -97,7 +97,7 @@ def by_layer(path: Path, rows: Sequence[Worth], layers: Sequence[str], title: st
     for name, (label, colour, style) in LOOKS.items():
         means = [np.mean([getattr(row, name) for row in each]) for each in by_layers]
         above.plot(at, means, color=colour, linestyle=style, marker="o", markersize=4, label=label)
-    curves = (("at the leader's positions", BLUE, "covered"), ("at the mean's own largest values", GREEN, "best"))
+    curves = (("at the leader's positions", BLUE, "covered"), ("at the mean's largest values", GREEN, "best"))
     for label, colour, name in curves:
         shares = [100 * np.mean([getattr(row, name) for row in each]) for each in by_layers]
         below.plot(at, shares, color=colour, marker="o", markersize=4, label=label)

@@ -30,7 +30,7 @@ class Codecs:
 
         | family | code | setting | bits per parameter | cosine | relative error |
         | method | lgc_ps | alpha 0.001, positions leader | 0.01040 | 0.0885 | 0.9960 |
-        | trivial | 1-bit values at own positions | alpha 0.001 | 0.01351 | 0.2014 | 0.9796 |
+        | trivial | 1-bit values at each node's positions | alpha 0.001 | 0.01351 | 0.2014 | 0.9796 |
     """
 
     run_dir: Path | None = None

@@ -10,12 +10,12 @@ from jgc.lab.shared.pictures import new_figure
 from jgc.training.run.folder import write_figure
 
 TRIVIAL = {  # colour and label of trivial codes, by the end of their names
-    "leader's exact values alone": ("#888888", "leader's exact values alone"),
+    "only the leader's exact values": ("#888888", "only the leader's exact values"),
     "each node's means": ("#c08000", "leader's signs, each node's means"),
     "the leader's positions": ("#b06070", "2- to 4-bit values, leader's positions"),
     "gradient is largest": ("#4060a0", "2-bit and exact values, leader's positions over all layers"),
-    "own positions": ("#8060c0", "1- to 4-bit values, own positions, layer by layer"),
-    "over all layers": ("#d02090", "1- to 4-bit values, own positions over all layers"),
+    "each node's positions": ("#8060c0", "1- to 4-bit values, each node's positions, layer by layer"),
+    "over all layers": ("#d02090", "1- to 4-bit values, each node's positions over all layers"),
 }
 METHODS = ("tab:blue", "tab:green", "tab:red", "tab:cyan", "tab:olive", "tab:brown", "tab:pink", "tab:purple")
 MARKS = "sD^v<>ph*"

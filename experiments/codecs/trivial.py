@@ -29,7 +29,7 @@ def codes(layers: Layers, alphas: Sequence[float]) -> list[tuple[str, str, Code]
     whole = (one_layer(values_of(layers), "all"),)
     for alpha in alphas:
         setting = f"alpha {alpha:g}"
-        out.append(("leader's exact values alone", setting, partial(leader_alone, layers, alpha)))
+        out.append(("only the leader's exact values", setting, partial(leader_alone, layers, alpha)))
         out.append(("leader's signs, each node's means", setting, partial(signs_means, layers, alpha)))
         for bits in (2, 3, 4):
             name = f"{bits}-bit values at the leader's positions"
@@ -38,7 +38,7 @@ def codes(layers: Layers, alphas: Sequence[float]) -> list[tuple[str, str, Code]
             name = f"{bits}-bit values where the leader's whole gradient is largest"
             out.append((name, setting, partial(at_leaders, whole, alpha, bits)))
         for bits in (1, 2, 3, 4):
-            name = f"{bits}-bit values at own positions"
+            name = f"{bits}-bit values at each node's positions"
             out.append((name, setting, partial(at_own, layers, alpha, bits)))
             out.append((f"{name} over all layers", setting, partial(at_own, whole, alpha, bits)))
     return out

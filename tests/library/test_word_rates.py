@@ -6,18 +6,18 @@ import pytest
 from word_rates import ROOT, WORDS, count, prose_of_checkout, prose_of_module, prose_of_page, rates
 
 LIMITS = {  # per 100 kB: library, commands, docs. The goal is 1, 1 and 2 for every word; lower them, never raise them
-    "own": (11, 5, 17),
-    "in place of": (3, 1, 2),
-    "beside": (1, 2, 4),
-    "alone": (2, 4, 7),
-    "another": (9, 6, 3),
-    "those of": (4, 2, 6),
-    "what is sent": (1, 1, 2),
-    "as ever": (1, 1, 2),
-    "so many": (1, 1, 2),
-    "for (because)": (1, 1, 2),
-    "that there are not": (1, 1, 2),
-    "used up": (1, 1, 2),
+    "own": (11, 5, 1),
+    "in place of": (3, 1, 1),
+    "beside": (1, 2, 1),
+    "alone": (2, 4, 1),
+    "another": (9, 6, 1),
+    "those of": (4, 2, 1),
+    "what is sent": (1, 1, 1),
+    "as ever": (1, 1, 1),
+    "so many": (1, 1, 1),
+    "for (because)": (1, 1, 1),
+    "that there are not": (1, 1, 1),
+    "used up": (1, 1, 1),
 }
 BAD = {
     "own": "a state of its own",

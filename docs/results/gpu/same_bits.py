@@ -25,7 +25,7 @@ VARIANTS = [
 
 
 def gradients() -> dict[str, jax.Array]:
-    """Gradients of all nodes, which have a part in common."""
+    """Gradients of all nodes, with a common part."""
     rng = np.random.default_rng(0)
     common = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
     of_nodes = {name: x + 0.7 * rng.normal(size=(NODES, *x.shape)) for name, x in common.items()}

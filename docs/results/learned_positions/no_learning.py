@@ -1,4 +1,4 @@
-"""`python -m jgc` with turns of equal length in place of learned ones: what learning adds to learned positions.
+"""`python -m jgc` with turns of equal length instead of learned ones, to show the effect of learning.
 
     python docs/results/learned_positions/no_learning.py compare ...
 """

@@ -1,4 +1,4 @@
-"""Fill the tables of README.md from the runs beside it: `python docs/results/long_runs/table.py`.
+"""Fill the tables of README.md from the runs in rows/: `python docs/results/long_runs/table.py`.
 
 The first two columns, a row's name and what it runs, are kept. A row moves on to the table that its seeds belong to.
 """
@@ -14,7 +14,7 @@ from jgc.training.output.table import size
 FOLDER = Path(__file__).parent
 LONGER = "baseline_20000"  # what runs of 20,000 steps are compared with
 HEADS = ("| row, three seeds |", "| row, one seed |", "| row, not trained yet |")
-SECONDS = 0.3  # of a step, on one core that does nothing else
+SECONDS = 0.3  # of a step, on one idle core
 
 
 def cells(group: Group, groups: Sequence[Group]) -> list[str]:
@@ -27,15 +27,15 @@ def cells(group: Group, groups: Sequence[Group]) -> list[str]:
         return uplink(first["parameters"], first["compression_ratio"][role])
 
     nodes = {"leader": 1, "worker": group.runs[0].config["nodes"] - ("leader" in up)}
-    own = "leader" not in up or group.runs[0].config["compressor"].get("positions") == "own"
+    each_selects = "leader" not in up or group.runs[0].config["compressor"].get("positions") == "own"
 
     def each(figure: Callable[[str], str]) -> str:
         names = {"leader": " (leader)", "worker": " (others)" if "leader" in up else ""}
         return ", ".join(figure(role) + names[role] for role in up)
 
     def as_papers_count(role: str) -> str:
-        # a node at the leader's positions sends those of the last layer alone, and they are not deflated
-        counted = (own or role == "leader") and first["deflate_position_bytes"]
+        # a node at the leader's positions sends only the last layer's, which are not deflated
+        counted = (each_selects or role == "leader") and first["deflate_position_bytes"]
         longer = first["deflate_position_bytes"] - first["position_bytes"] if counted else 0.0
         return times(dense / (sent(role) + longer))
 
@@ -48,7 +48,7 @@ def cells(group: Group, groups: Sequence[Group]) -> list[str]:
 
 
 def times(ratio: float) -> str:
-    """A ratio in whole numbers, but for those below 1: 0.94 is no 1."""
+    """A ratio in whole numbers, except below 1: 0.94 is not 1."""
     return f"{ratio:.0f}" if ratio >= 1 else f"{ratio:.2f}"
 
 
@@ -60,7 +60,7 @@ def table_at(lines: Sequence[str], head: str) -> slice:
 
 def hours_needed(words: Sequence[str]) -> str:
     """Hours of one core that a row's seed takes, from its number of steps."""
-    last = max(i for i, word in enumerate(words) if word == "--steps")  # its own comes after that of all rows
+    last = max(i for i, word in enumerate(words) if word == "--steps")  # a row's comes after the one common to all rows
     return f"{SECONDS * int(words[last + 1]) / 3600:.1f}"
 
 
@@ -73,17 +73,18 @@ def main() -> None:
     lines = page.read_text().splitlines()
     what = {}
     for line in (line for head in HEADS for line in lines[table_at(lines, head)][2:]):
-        _, name, said, *_ = line.split("|")
-        what[name.strip("` ")] = said.strip()
+        _, name, text, *_ = line.split("|")
+        what[name.strip("` ")] = text.strip()
     common, *rows = [line.split() for line in (FOLDER / "rows.txt").read_text().splitlines()]
     filled: tuple[list[list[str]], ...] = [], [], []
     for row, *words in rows:
         group = named.get(row)
-        found = [hours_needed([*common, *words])] if group is None else cells(group, groups)
-        filled[2 if group is None else 0 if len(group.seeds) > 2 else 1].append([f"`{row}`", what.get(row, ""), *found])
-    for head, own in zip(HEADS, filled, strict=True):
+        numbers = [hours_needed([*common, *words])] if group is None else cells(group, groups)
+        table = 2 if group is None else 0 if len(group.seeds) > 2 else 1
+        filled[table].append([f"`{row}`", what.get(row, ""), *numbers])
+    for head, shown in zip(HEADS, filled, strict=True):
         at = table_at(lines, head)
-        lines[at] = lines[at][:2] + [f"| {' | '.join(row)} |" for row in own]
+        lines[at] = lines[at][:2] + [f"| {' | '.join(row)} |" for row in shown]
     shorter = [group for group in groups if not group.label.endswith("_20000")]
     lines[table_at(lines, "| method |")] = fewest_bytes_table(shorter, shorter).splitlines()
     page.write_text("\n".join(lines) + "\n")

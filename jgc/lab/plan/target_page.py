@@ -139,10 +139,10 @@ def _share(count: float, dense: float | None) -> str:
 def notes(plan: TargetPlan) -> list[str]:
     """The meaning of the columns on this target."""
     told = ["Bytes are those that one device sends in a step, read from the compiled program; temporary memory and "
-            "arguments are one device's, too." if is_compiled(plan) else TRACED]  # fmt: skip
+            "arguments are also one device's." if is_compiled(plan) else TRACED]  # fmt: skip
     if plan.target.groups > 1 and plan.gbits:
         told.append(
-            f"The slow link's time is that of the bytes of all {plan.target.per_group} devices of a "
+            f"The slow link's time is for the bytes of all {plan.target.per_group} devices of a "
             f"{plan.target.chip.group} at {plan.gbits:g} Gbit/s, without latency."
         )
     if any(isinstance(row, Program) and row.cycles for row in plan.rows):

@@ -8,7 +8,7 @@ from jgc.lab.shared.tables import table
 OLDEST, MEAN = "oldest/", "mean_age/"  # figures of diagnose steps, and the layer's name
 EXPLANATION = (
     "Steps for which values of a layer have waited at the last comparison with the true mean: the oldest of all nodes, "
-    "and the mean over values and nodes. What is as old as the compressed phase is long has never been sent."
+    "and the mean over values and nodes. A value as old as the compressed phase has never been sent."
 )
 
 

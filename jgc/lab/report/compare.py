@@ -19,8 +19,8 @@ class Compare(Runs):
 
         | method | leader up, a step | worker up, a step | leader ratio | worker ratio |
         | baseline | 1.08 MB | 1.08 MB | 1x | 1x |
-        | topk | 10.1 kB | 10.1 kB | 107x | 107x |
-        | lgc_ps | 7.1 kB | 5.71 kB | 151.9x | 189x |
+        | topk | 8.96 kB | 8.96 kB | 120.5x | 120.5x |
+        | lgc_ps | 5.78 kB | 4.38 kB | 186.8x | 246x |
     """
 
     def run(self, line: str) -> None:

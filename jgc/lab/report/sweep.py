@@ -190,7 +190,7 @@ def markdown(
         f"# {name} on {workload}",
         f"    {command}" if command else "",
         f"{steps} steps, {many}. Ratios are of the last phase: in elements as papers count; in bytes with "
-        "positions and with what of a message is not used.",
+        "positions and unused parts of messages.",
         filled_table(head, rows),
         *remarks,
         f"![{name}]({PICTURE})",
