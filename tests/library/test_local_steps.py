@@ -480,7 +480,7 @@ def test_divided_parameters_with_methods(name):
         ({"merge": "half"}, "merge must be a number, got 'half'"),
         ({"merge": None}, "merge must be a number, got None"),
         ({"merge": 0.5, "compressor": topk()}, "merge=0.5 keeps in a node's parameters a part that"),
-        ({"merge": 1.0}, r"merge must be in \[0, 1\) .*, got 1.0"),
+        ({"merge": 1.0}, r"merge must be in \[0, 1\), got 1.0"),
         (
             {"compressor": jgc.compress.dgc()},
             "the compressor's memory owns a momentum, and pseudo-gradients get theirs",
