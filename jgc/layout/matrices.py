@@ -1,8 +1,8 @@
 """The matrices of all layers: products, orthonormal columns, and how they are cut out of batches.
 
 A program with an operation for each matrix is long and, on a GPU, has as many kernels. So matrices
-of one shape are computed together (`Batches`). In the plain reference of each function here, taken
-if `jgc.backend.plain()`, matrices are cut out by plain indices, and none gets rows of zeros.
+of one shape are computed together (`Batches`). The plain references cut matrices out by plain
+indices and add no rows of zeros.
 """
 
 from collections.abc import Callable, Sequence

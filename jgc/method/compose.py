@@ -1,5 +1,4 @@
-"""Build simple methods from three parts: a codec (the payload), a memory (the residual), an
-exchange (collectives).
+"""Build methods from a codec (the payload), a memory (the residual) and an exchange (collectives).
 
     compressor = compose(codec, memory, exchange)
 
@@ -66,5 +65,4 @@ def compose_phases(
         return both_ways(sizes_of({AGREED: agreed})) + sent
 
     return from_step(None, memory=memory, schedule=schedule, messages=messages,
-                     clip_norm=clip_norm, stages=stages,
-                     form=form)  # fmt: skip
+                     clip_norm=clip_norm, stages=stages, form=form)  # fmt: skip

@@ -1,12 +1,11 @@
 """The plan of a step: which leaves form a group, and which method each group has. Static.
 
-A combination (`per_layer`, `stacked`) says how leaves are split among its members. Where devices of
-a node divide the parameters, leaves that are divided alike are split off first. Who needs to know
-what a compressor does with a tree walks the groups of its plan: `jgc.method.aggregate` runs them.
+A combination (`per_layer`, `stacked`) splits leaves among its members. Before that, leaves that the
+devices of a node divide alike are split off. `jgc.method.aggregate` runs the groups of a plan.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,16 +19,10 @@ from jgc.types import NextPhase, Phase, PyTree, State
 
 
 class Part(NamedTuple):
-    """A leaf of the parameters, or one layer of a stacked leaf.
+    """A leaf of the parameters, or one layer of a stacked leaf."""
 
-    Attributes:
-      leaf: the leaf's number in tree order.
-      at: the layer's index in the leaf's leading axes; () for the whole leaf.
-      array: shape and dtype.
-    """
-
-    leaf: int
-    at: tuple[int, ...]
+    leaf: int  # the leaf's number in tree order
+    at: tuple[int, ...]  # the layer's index in the leaf's leading axes; () for the whole leaf
     array: jax.ShapeDtypeStruct
 
 
@@ -37,7 +30,7 @@ Parts = dict[str, Part]  # by path
 
 
 class Combination(NamedTuple):
-    """Several methods for the leaves of one tree, or one for other leaves than the tree's.
+    """Several methods for the leaves of one tree, or one method for other leaves than the tree's.
 
     Attributes:
       members: methods and combinations.
@@ -99,29 +92,6 @@ class Plan(NamedTuple):
     group_of: tuple[int, ...]
     by_shards: bool
 
-    def state(self, states: Iterable[State]) -> State:
-        """The compressor's state, from the states of all groups."""
-        each = iter(states)
-        whole = [assembled(self.design, each) for _ in self.axes]
-        return joined_shards(whole, self.axes, self.group_of) if self.by_shards else whole[0]
-
-    def joined(self, results: Sequence[Sequence[Any]], like: PyTree) -> PyTree:
-        """The tree of all groups' leaves; `like` has its structure and shapes."""
-        leaves, treedef = jax.tree.flatten(like)
-        parts: list[dict[tuple[int, ...], Any]] = [{} for _ in leaves]
-        for group, result in zip(self.groups, results, strict=True):
-            for part, x in zip(group.parts.values(), result, strict=True):
-                parts[part.leaf][part.at] = x
-        return jax.tree.unflatten(treedef, [
-             of_leaf[()] if () in of_leaf else layers_of_leaf(of_leaf, x.shape)
-             for of_leaf, x in zip(parts, leaves, strict=True)
-        ])  # fmt: skip
-
-
-def layers_of_leaf(parts: dict[tuple[int, ...], Any], shape: tuple[int, ...]) -> Any:
-    """A stacked leaf of its layers."""
-    return jnp.stack([parts[index] for index in sorted(parts)]).reshape(shape)
-
 
 def make_plan(
     design: Design,
@@ -129,35 +99,26 @@ def make_plan(
     axes: tuple[tuple[str, ...], ...] | None = None,
     group_of: Sequence[int] = (),
 ) -> Plan:
-    """The plan for a tree of arrays, or shapes, of one device.
-
-    Args:
-      design: the method, or the combination.
-      tree: like the parameters.
-      axes, group_of: see `Plan`; None if no leaf is divided.
-    """
+    """The plan for a tree of one device's arrays or shapes; `axes` None if no leaf is divided."""
     parts = parts_of(tree)
     shards = [parts]
     if axes is not None:
-        numbered = list(
-            zip(sorted(parts), (group_of[parts[path].leaf] for path in sorted(parts)), strict=True)
-        )
-        shards = [{path: parts[path] for path, i in numbered if i == k} for k in range(len(axes))]
+        shards = [{} for _ in axes]
+        for path in sorted(parts):
+            shards[group_of[parts[path].leaf]][path] = parts[path]
     groups = []
     for shard, inside in enumerate(shards):
-        for method, path, own in walk(design, inside):
-            arrays = OrderedDict((name, part.array) for name, part in own.items())
-            groups.append(
-                Group(method, path, shard, own, make_packing(arrays), signature_of(arrays))
-            )
+        for method, path, members in walk(design, inside):
+            arrays = OrderedDict((name, part.array) for name, part in members.items())
+            packing, signature = make_packing(arrays), signature_of(arrays)
+            groups.append(Group(method, path, shard, members, packing, signature))
     return Plan(design, tuple(groups), axes or ((),), tuple(group_of), axes is not None)
 
 
 def parts_of(tree: PyTree, divided: bool = False) -> Parts:
     """The leaves of a tree by path, in tree order; with `divided`, arrays have their shardings."""
-    paths, leaves = leaf_paths(tree), jax.tree.leaves(tree)
     parts = {}
-    for i, (path, x) in enumerate(zip(paths, leaves, strict=True)):
+    for i, (path, x) in enumerate(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)):
         sharding = x.sharding if divided and tuple(sharding_spec(x)) else None
         parts[path] = Part(i, (), jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
     return parts
@@ -189,11 +150,21 @@ def phases_of(design: Design, phase: Any) -> list[Hashable]:
             f"phase must be a tuple of {len(design.members)}, the phases of all groups, got "
             f"{phase!r}"
         )
-    return [
-        x
-        for member, part in zip(design.members, phase, strict=True)
-        for x in phases_of(member, part)
-    ]
+    pairs = zip(design.members, phase, strict=True)
+    return [x for member, part in pairs for x in phases_of(member, part)]
+
+
+def check_phase(design: Design, phase: Any) -> None:
+    """Raise TypeError for a `Phase` instead of its value, ValueError for an unknown phase."""
+    if isinstance(phase, Phase):
+        raise TypeError(
+            f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}"
+        )
+    values = [known.value for known in design.schedule]
+    if design.next_phase is not None:
+        phases_of(design, phase)  # raises
+    elif phase not in values:
+        raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
 
 
 def check_fits(design: Design, parts: Parts) -> None:
@@ -217,6 +188,14 @@ def any_residual(design: Design) -> bool:
     """Whether a node has a residual. Makes states of one value."""
     memories = (method.memory for method, *_ in walk(design, {}))
     return any(memory.residual(memory.init(1)) is not None for memory in memories)
+
+
+def layers_of_leaf(parts: dict[tuple[int, ...], Any], shape: tuple[int, ...]) -> Any:
+    """A stacked leaf of its layers."""
+    return jnp.stack([parts[index] for index in sorted(parts)]).reshape(shape)
+
+
+# --- the states of groups in a compressor's state -------------------------------------------------
 
 
 def part_of(state: State, path: tuple[int, ...]) -> State:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.checks.misuse import check_arrays, check_nodes, path_of
+from jgc.checks.misuse import check_nodes, path_of
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
@@ -128,7 +128,13 @@ def on_nodes(
             )  # fmt: skip
 
     def checked(*args):
-        check_arguments(args, ins, nodes)
+        if len(args) != len(ins):
+            raise ValueError(
+                f"ins has {len(ins)} placements, and the function was called with {len(args)} "
+                "arguments"
+            )
+        for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
+            check_node_axes(placements, arg, nodes, f"argument {i}")
         if explicit:  # on Auto axes, shard_map divides the arguments itself
             args = map_placed(
                 lambda placement, x: jax.sharding.reshard(
@@ -225,17 +231,6 @@ def _partitioned(
         )
 
     return constrained
-
-
-def check_arguments(args: tuple, ins: tuple, nodes: Nodes) -> None:
-    """Raise ValueError or TypeError, naming the argument, unless each fits its placements."""
-    if len(args) != len(ins):
-        raise ValueError(
-            f"ins has {len(ins)} placements, and the function was called with {len(args)} arguments"
-        )
-    for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
-        check_arrays(arg, or_numbers=True)
-        check_node_axes(placements, arg, nodes, f"argument {i}")
 
 
 @contextmanager

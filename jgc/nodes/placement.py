@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.checks.misuse import leaves_by_path, path_of
+from jgc.checks.misuse import check_arrays, leaves_by_path, path_of
 from jgc.checks.optax_states import check_composition, is_accumulator
 from jgc.types import Nodes, PyTree, State
 
@@ -92,13 +93,11 @@ def check_placements(placements: PyTree) -> None:
 
 
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless every array with an entry for each node has a
-    leading axis [K].
+    """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
 
-    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: the mean loss of no examples
-    is NaN, with gradients that are zero or NaN.
+    A leaf that is neither an array nor a number is a TypeError. A batch whose arrays [K, b, ...]
+    all have b = 0 is an error, too: the mean loss of no examples is NaN.
     """
-
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
     parts = nodes.size(nodes.fast) if nodes.fast else 1
@@ -106,6 +105,8 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
     batches = []  # shapes [K, b, ...]
     each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
     for (path, x), placement in zip(leaves, each, strict=True):
+        if not (hasattr(x, "dtype") or isinstance(x, Number)):
+            check_arrays(tree, or_numbers=True)  # raises
         if not on_node_axis(placement):
             continue
         shape = getattr(x, "shape", ())

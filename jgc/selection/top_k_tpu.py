@@ -81,8 +81,8 @@ def _gathered(
     """Rows of the ranges by their numbers i32[size, chunks] in a range: f32[size, chunks, 128]."""
     whole = values[: values.size // LANES * LANES].reshape(-1, LANES)
     parts, at = [], 0
-    # Neighbouring ranges of whole rows are gathered at once, from the vector itself: no copy, and a
-    # short program.
+    # Neighbouring ranges of whole rows are gathered together from the vector: no copy, and a short
+    # program.
     for key, group in groupby(range(len(ranges)), lambda i: -1 if _is_aligned(ranges[i]) else i):
         members = list(group)
         end = at + sum(chunks[i] for i in members)

@@ -60,7 +60,7 @@ from jgc.compress.registry import Entry, settings_of
 from jgc.layout.pack import values_of
 from jgc.method import phases
 from jgc.method.compressor import compressor_of
-from jgc.method.exchange import encoded, gather, payload_sizes
+from jgc.method.exchange import exchanged, gather, payload_sizes
 from jgc.method.from_step import Layers, Step, from_step
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways, to_all
@@ -118,7 +118,7 @@ def convolutions(config: Gradiveq) -> Compressor:
         elif config.algorithm == "ring":
             mean = reduced_mean(qsgd, BUCKET, "ring", key, v, nodes)[0]
         else:
-            mean = gather().run([encoded(qsgd, key, v, layers, nodes)], nodes)[0]
+            mean = exchanged(gather(), qsgd, key, v, layers, nodes).mean
         return Step(mean, v, _with_sample(mean, learned, cut), elements=v.size)
 
     def messages(phase, layers, nodes):

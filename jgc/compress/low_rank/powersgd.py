@@ -69,9 +69,8 @@ from jgc.compress.low_rank.factors import (
 )
 from jgc.compress.registry import Entry, settings_of
 from jgc.layout.batches import in_batches, stacked
-from jgc.layout.by_layer import joined
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
-from jgc.layout.pack import values_of
+from jgc.layout.pack import joined, values_of
 from jgc.method import phases
 from jgc.method.from_step import Step, from_step
 from jgc.method.memory import error_feedback, no_memory

@@ -26,7 +26,7 @@ from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import STROM, selected
 from jgc.method import phases
-from jgc.method.exchange import Codec, encoded, gather, payload_sizes, steps_of
+from jgc.method.exchange import Codec, exchanged, gather, payload_sizes
 from jgc.method.from_step import dense_step, from_step
 from jgc.method.messages import to_all
 from jgc.method.phases import DENSE
@@ -100,8 +100,7 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
             return dense_step(v, state, nodes)
-        items = [encoded(codec, key, v, layers, nodes)]
-        (result,) = steps_of(items, gather().run(items, nodes))
+        result = exchanged(gather(), codec, key, v, layers, nodes)
         used = _above(result.sent.values, config.threshold)
         # An unused slot lies past the end: factor masking must not restart a velocity there.
         positions = jnp.where(result.sent.values != 0, result.sent.positions, v.size)
