@@ -213,7 +213,7 @@ def squared_norm(arrays: Sequence[Array]) -> Array:
     if backend() == "gpu":
         return _in_few_kernels(arrays)
     on_tpu = backend() == "tpu"
-    # Small ones are one array. On TPU these are biases and norms alone: matrices would have to
+    # Small ones are one array. On TPU only biases and norms join: matrices would have to
     # change their layout.
     is_small = [x.size <= SMALL and (x.ndim < 2 or not on_tpu) for x in arrays]
     small = [x.reshape(-1) for x, joins in zip(arrays, is_small, strict=True) if joins]

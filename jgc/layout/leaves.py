@@ -59,7 +59,7 @@ def buckets(
 
     Args:
       leaves: index, number of values and dtype of each.
-      least: bytes of a full bucket; a leaf that has as many travels alone. By default 1 MiB, on GPU
+      least: bytes of a full bucket; a leaf of this size travels by itself. By default 1 MiB, on GPU
         32 MiB: XLA joins smaller all-reduces there, but so late that every array has a kernel of
         its slice.
 

@@ -101,7 +101,7 @@ def orthonormal(p: Array) -> Array:
 
 
 def unit(x: Array, zeros: Array | float = 0.0) -> Array:
-    """Scale the columns of x to length 1; columns of zeros become those of `zeros`.
+    """Scale the columns of x to length 1; columns of zeros become columns of `zeros`.
 
     No square over- or underflows.
 

@@ -62,7 +62,7 @@ class Leaf(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How a tree lies in a flat vector. Static and made from shapes alone."""
+    """How a tree lies in a flat vector. Static, made from shapes."""
 
     treedef: jax.tree_util.PyTreeDef
     leaves: tuple[Leaf, ...]  # in tree order
@@ -74,7 +74,7 @@ def leaf_paths(tree: PyTree) -> list[str]:
     """The path of every leaf in tree order, parts joined by "/".
 
     Raises:
-      ValueError: two leaves have the same path, such as those of {"a/b": x, "a": {"b": y}}.
+      ValueError: two leaves have the same path, as in {"a/b": x, "a": {"b": y}}.
 
     Example:
       >>> leaf_paths({"Conv_0": {"kernel": 1}})

@@ -1,4 +1,4 @@
-"""Bytes of a step by phase, from static shapes alone."""
+"""Bytes of a step by phase, from static shapes."""
 
 from typing import NamedTuple
 

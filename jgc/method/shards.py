@@ -67,7 +67,7 @@ def key_of(key: Key, group: int, axes: tuple[str, ...]) -> Key:
 
 
 def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes) -> Info:
-    """A device's share of its node's `Info`, from those of all groups.
+    """A device's share of its node's `Info`, from the infos of all groups.
 
     Figures of a node are the sums over its devices, and of residual norms the root of the sum of
     squares. So a group that several devices compute alike counts on the first of them only.

@@ -178,7 +178,7 @@ def _largest_of_parts(bits: Array, owner: Array, starts: Array, counts: Sequence
     upto = running_sum(ones)
     before = (upto - ones)[:, starts // 32]  # in all parts before each part
     total = jnp.diff(before[0], append=upto[0, -1])
-    # Of the values equal to the threshold, the first so many, counted from the first part on.
+    # Values equal to the threshold are chosen up to this number, counted from the first part on.
     ties = of_words(before[1] + np.array(counts, np.int32) - total)
     words = above | first_ones(equal, jnp.clip(ties - (upto[1] - ones[1]), 0, ones[1]))
     earlier = _before(counts).astype(np.int32)  # chosen in all parts before

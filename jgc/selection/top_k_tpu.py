@@ -10,7 +10,7 @@ rows of 128 neighbouring values:
 
 Where k rows would be half of the values or more, the second step takes all values. Both steps are
 `_largest`: it finds the k-th largest digit by digit, counts in every row how many values are
-chosen, and finds the row and the lane of the i-th chosen value by comparing counts, 128 at once.
+chosen, and finds the row and the lane of the i-th chosen value by comparing counts, 128 together.
 """
 
 from collections.abc import Sequence
@@ -138,7 +138,7 @@ def _chosen(lines: Array, chunks: Sequence[int], counts: Sequence[int]) -> Array
     equal_before, above_before = jnp.cumsum(equal) - equal, jnp.cumsum(above) - above
     ties = equal_before - of_rows(equal_before[first])  # of the row's part, before the row
     ends = jnp.append(above_before[first[1:]], above_before[-1] + above[-1])
-    # Of the values equal to the threshold, the first so many of each part are chosen.
+    # Of the values equal to the threshold, the first `missing` of each part are chosen.
     missing = jnp.asarray(counts, jnp.int32) - (ends - above_before[first])
     chosen = above + jnp.clip(of_rows(missing) - ties, 0, equal)
     rows, lanes = _places(lines, jnp.cumsum(chosen), threshold, counts)
@@ -212,7 +212,7 @@ def _places(
         row, before, after = _row_of(upto, i)
         x = flat[row % size * chunks + row // size]  # [m, 128]
         above, equal, whole = _running(x, least[:, None])
-        ties = (after - before)[:, None] - whole  # of the row, its first so many are chosen
+        ties = (after - before)[:, None] - whole  # the number of the row's ties that are chosen
         upto_lane = above + jnp.minimum(equal, ties)
         return row, jnp.sum((upto_lane <= (i - before)[:, None]).astype(jnp.int32), 1)
 
