@@ -85,8 +85,7 @@ def leaf_paths(tree: PyTree) -> list[str]:
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ValueError(
             f"two parameters have the path {twice!r}: a name must not hold a / that makes them "
-            "alike"
-        )
+            "alike")
     return paths
 
 

@@ -95,8 +95,7 @@ def plan_of_step(
         if len(group_of) != len(leaves):
             raise ValueError(
                 f"the gradients have {len(leaves)} leaves ({', '.join(leaf_paths(grads))}), "
-                f"and the parameters had {len(group_of)} at init"
-            )
+                f"and the parameters had {len(group_of)} at init")
     forms = tuple((x.shape, x.dtype) for x in leaves)
     plan, made = planned(treedef, forms, axes, group_of, nodes)
     if phase not in [known.value for known in plan.design.schedule]:
@@ -120,8 +119,7 @@ def check_local(leaves: Sequence[Any], nodes: Nodes) -> None:
             "the gradients are equal on all nodes, so nothing is left to compress. Are they a mean "
             "that a compressor made? Or of jax.grad inside jgc.on_nodes, which for parameters that "
             "nodes share gives the sum over nodes: take them by jgc.node_grads, or with respect to "
-            "jgc.comm.vary(params, nodes)"
-        )
+            "jgc.comm.vary(params, nodes)")
 
 
 def means_inside(plan: Plan, leaves: Sequence[Array], nodes: Nodes) -> Sequence[Array]:
@@ -241,8 +239,7 @@ def check_step(step: Any, v: Any, n: int, state: State) -> None:
     for name, x in (("mean", step.mean), ("sent", step.sent)):
         if not isinstance(x, SparseSum | Sparse | list | tuple) and jnp.shape(x) not in shapes:
             raise ValueError(
-                f"the step's {name} must be f32[{n}], as v is, got the shape {list(jnp.shape(x))}"
-            )
+                f"the step's {name} must be f32[{n}], as v is, got the shape {list(jnp.shape(x))}")
     before = {"shared": state.shared, "per_node": state.local.per_node}
     after = {"shared": step.shared, "per_node": step.per_node}
     for name, x in before.items():

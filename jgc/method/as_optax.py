@@ -85,16 +85,14 @@ def as_optax(
     if phase is None and not switched and len(values) > 1:
         raise ValueError(
             f"the method has the phases {values}: give phase=, or switched=True to choose by the "
-            "step"
-        )
+            "step")
     if phase is not None and phase not in values and compressor.next_phase is None:
         raise ValueError(f"phase must be one of {values}, got {phase!r}")
     if switched and phase is not None:
         raise ValueError(f"give phase= or switched=True, not both (phase={phase!r})")
     if switched and compressor.next_phase is not None:
         raise ValueError(
-            "the method finds its phases during the run: give phase=, not switched=True"
-        )
+            "the method finds its phases during the run: give phase=, not switched=True")
 
     def init(params):
         check_arrays(params)
@@ -105,8 +103,7 @@ def as_optax(
             if not all(x is y for x, y in zip(after, jax.tree.leaves(state), strict=True)):
                 raise ValueError(
                     f"the transition from {old!r} to {new!r} changes the state: give phase=, not "
-                    "switched=True"
-                )
+                    "switched=True")
         whole = OptaxState(
             jnp.int32(0), jax.random.key(seed + 1), state, OwnsMomentum(compressor.owns_momentum)
         )

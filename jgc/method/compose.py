@@ -52,8 +52,7 @@ def compose_phases(
         if exchange.needs_linear and not codec.linear:
             raise ValueError(
                 f"{exchange.name} adds payloads up, and the code {codec.name!r} is not linear: "
-                "the sum would decode to a wrong gradient; use an exchange that gathers"
-            )
+                "the sum would decode to a wrong gradient; use an exchange that gathers")
 
     def messages(phase, layers, nodes):
         codec, exchange = stages[phase]

@@ -185,8 +185,7 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
     if any(local.axes) and not divided:
         raise ValueError(
             "the state is of shards: give the parameters themselves, whose shardings say how they "
-            "divide"
-        )
+            "divide")
     of_device = []
     for path, x in pairs:
         shape = divided[path].shard_shape(x.shape) if path in divided else x.shape
@@ -215,8 +214,7 @@ def check_of_one_node(plan: Plan, shard: int, local: PyTree, devices: int = 0) -
     pairs = zip(jax.tree.leaves(local), jax.tree.leaves(with_axis), strict=False)
     if any(x.ndim - devices >= made.ndim for x, made in pairs):
         raise ValueError(
-            "local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)"
-        )
+            "local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)")
 
 
 def residuals(plan: Plan, shard: int, local: PyTree) -> dict[int, dict[tuple[int, ...], Array]]:

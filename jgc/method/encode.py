@@ -123,8 +123,7 @@ def decode(
     if words.shape[1:] != (_length(like),) or words.dtype != jnp.uint32:
         raise ValueError(
             f"messages must be u32[{_length(like)}], got {words.dtype}{list(words.shape[1:])}: "
-            "were they encoded by the same compressor, in the same phase, for the same parameters?"
-        )
+            "were they encoded by the same compressor, in the same phase, for the same parameters?")
     with plain_operations():
         payloads = jax.vmap(lambda row: from_words(row, like))(words)
     results = []
@@ -179,8 +178,7 @@ def unsend(
             if new is before:
                 raise ValueError(
                     f"the memory takes nothing back in the phase {phase!r}, which sends all that "
-                    "it has"
-                )
+                    "it has")
             new = stored(jax.random.fold_in(group_key, node), new, before)
             local = local._replace(
                 memory=jax.tree.map(lambda x, a: x.reshape(a.shape), new, local.memory)
@@ -199,8 +197,7 @@ def _stages(
     if state is not None and isinstance(state.shared, ByShards):
         raise ValueError(
             "the state is of shards: messages of parameters that devices of a node divide are not "
-            "values"
-        )
+            "values")
     plan = make_plan(design, tree)
     stages: list[tuple[Codec, Exchange]] = []
     for group, value in zip(plan.groups, phases_of(design, phase), strict=True):
@@ -208,8 +205,7 @@ def _stages(
         if stage is None or stage[0].agree is not None:
             raise ValueError(
                 f"the method {name!r} communicates before its messages are complete, so they are "
-                "not values: use one that sends in one go, such as topk, qsgd or onebit"
-            )
+                "not values: use one that sends in one go, such as topk, qsgd or onebit")
         stages.append(stage)
     return plan, stages
 

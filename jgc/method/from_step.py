@@ -95,17 +95,14 @@ def from_step(
     """
     if not isinstance(memory, Memory):
         raise TypeError(
-            f"memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got {memory!r}"
-        )
+            f"memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got {memory!r}")
     is_schedule = isinstance(schedule, tuple) and all(isinstance(x, Phase) for x in schedule)
     if not (is_schedule and schedule):
         raise TypeError(
-            f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}"
-        )
+            f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}")
     if not 0 <= clip_norm < float("inf"):
         raise ValueError(
-            f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}"
-        )
+            f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}")
     return compressor_of(Method(
         step, stages, memory, messages, schedule, init, sent_once, transition, next_phase,
         figures, clip_norm, form, takes_filled, check,

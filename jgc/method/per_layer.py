@@ -49,8 +49,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise TypeError(
             "rules must be pairs, e.g. [('^head/', jgc.compress.dense())], got a "
-            f"{type(rules).__name__}"
-        )
+            f"{type(rules).__name__}")
     rules = pairs
     for compressor in (*(c for _, c in rules), default):
         check_compressor(compressor)
@@ -61,8 +60,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             names[member.owns_momentum].append(repr(rules[i][0]) if i < len(rules) else "default")
         raise ValueError(
             f"the layers of {', '.join(names[True])} own their momentum, and those of "
-            f"{', '.join(names[False])} leave it to the optimiser: set momentum_correction alike"
-        )
+            f"{', '.join(names[False])} leave it to the optimiser: set momentum_correction alike")
     norms = {member.clip_norm for member in members if member.clip_norm}
     if len(norms) > 1:
         raise ValueError(f"groups of layers must clip to one norm, got {sorted(norms)}")
@@ -114,12 +112,10 @@ def check_rules(rules: Sequence[Rule], matchers: Sequence[Matcher], params: dict
             check_on_shards(matches, params)
         elif not matching:
             raise ValueError(
-                f"the pattern {rule!r} matches no parameter; there are {', '.join(params)}"
-            )
+                f"the pattern {rule!r} matches no parameter; there are {', '.join(params)}")
         elif taken.issuperset(matching):
             raise ValueError(
-                f"an earlier rule takes all that the pattern {rule!r} matches, {matching[0]} first"
-            )
+                f"an earlier rule takes all that the pattern {rule!r} matches, {matching[0]} first")
         taken.update(matching)
 
 
@@ -134,8 +130,7 @@ def matcher(rule: Rule) -> Matcher:
         return rule
     if not isinstance(rule, str | re.Pattern):
         raise TypeError(
-            f"a rule must be a pattern or a function (path, leaf) -> bool, got {rule!r}"
-        )
+            f"a rule must be a pattern or a function (path, leaf) -> bool, got {rule!r}")
     try:
         compiled = re.compile(rule)
     except re.error as error:
@@ -153,5 +148,4 @@ def check_on_shards(matches: Matcher, params: dict[str, Any]) -> None:
             raise ValueError(
                 f"a rule says {bool(matches(path, leaf))} of {path} {list(leaf.shape)}, and of "
                 f"the shards that devices have of it, {list(shard.shape)}, the opposite: give a "
-                "rule about its path"
-            )
+                "rule about its path")

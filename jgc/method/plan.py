@@ -148,8 +148,7 @@ def phases_of(design: Design, phase: Any) -> list[Hashable]:
     if not (isinstance(phase, tuple) and len(phase) == len(design.members)):
         raise ValueError(
             f"phase must be a tuple of {len(design.members)}, the phases of all groups, got "
-            f"{phase!r}"
-        )
+            f"{phase!r}")
     pairs = zip(design.members, phase, strict=True)
     return [x for member, part in pairs for x in phases_of(member, part)]
 
@@ -158,8 +157,7 @@ def check_phase(design: Design, phase: Any) -> None:
     """Raise TypeError for a `Phase` instead of its value, ValueError for an unknown phase."""
     if isinstance(phase, Phase):
         raise TypeError(
-            f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}"
-        )
+            f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}")
     values = [known.value for known in design.schedule]
     if design.next_phase is not None:
         phases_of(design, phase)  # raises

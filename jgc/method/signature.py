@@ -48,13 +48,11 @@ def check_signature(signature: Signature, at_init: Signature) -> None:
         if path not in now:
             raise ValueError(
                 f"the gradients lack the leaf {path!r} that the parameters had at init: "
-                f"{_names(now)}"
-            )
+                f"{_names(now)}")
         if path not in first:
             raise ValueError(
                 f"the gradients have the leaf {path!r} that the parameters did not have at init: "
-                f"{_names(first)}"
-            )
+                f"{_names(first)}")
         if now[path] != first[path]:
             (shape, dtype), (right_shape, right_dtype) = now[path], first[path]
             cure = "give init what the gradients are taken with respect to"
@@ -72,11 +70,9 @@ def check_signature(signature: Signature, at_init: Signature) -> None:
                 )
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
-                f"{right_dtype}{list(right_shape)}: {cure}"
-            )
+                f"{right_dtype}{list(right_shape)}: {cure}")
     raise ValueError(
-        "the leaves of the gradients come in another order than those of the parameters at init"
-    )
+        "the leaves of the gradients come in another order than those of the parameters at init")
 
 
 def check_state(
@@ -114,8 +110,7 @@ def check_like(made: State, state: State, field: str = "this state") -> None:
             raise ValueError(
                 _of_another(
                     field, f"its leaf {name!r} is {leaves[name].dtype}, and this one's is {x.dtype}"
-                )
-            )
+                ))
 
 
 def _of_another(field: str, differs: str) -> str:

@@ -88,16 +88,13 @@ def check_stacked(rule: Rule, matches: Matcher, params: dict[str, Any], about_la
     stacked = {path: x for path, x in params.items() if matches(path, x)}
     if not stacked and not callable(rule):
         raise ValueError(
-            f"the pattern {rule!r} matches no parameter to stack; there are {', '.join(params)}"
-        )
+            f"the pattern {rule!r} matches no parameter to stack; there are {', '.join(params)}")
     for path, x in stacked.items():
         if len(x.shape) < 2:
             raise ValueError(
                 f"a stacked parameter has the dimensions [L, ...], at least two, got {path} "
-                f"{list(x.shape)}: give a pattern that leaves it out"
-            )
+                f"{list(x.shape)}: give a pattern that leaves it out")
         if about_layers and next(iter(sharding_spec(x)), None) is not None:
             raise ValueError(
                 f"{path!r} is divided over its layers, dimension 0, and every device numbers its "
-                "layers from 0, so rules about layers would find others: divide another dimension"
-            )
+                "layers from 0, so rules about layers would find others: divide another dimension")

@@ -61,8 +61,7 @@ def check_chunk(alpha: float, chunk: int) -> None:
         raise ValueError(
             f"selection='chunks' sends at least one value of every {chunk}: the share that is sent "
             "(alpha; of egc and threshold_v what ratio and capacity come to) must be at least "
-            f"1/{chunk}, got {alpha:.3g}; give a longer chunk, or selection='layer'"
-        )
+            f"1/{chunk}, got {alpha:.3g}; give a longer chunk, or selection='layer'")
 
 
 @lru_cache

@@ -77,8 +77,7 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], blocks: bool = Fal
         if start < 0 or start + size > values.size:
             raise ValueError(
                 f"a range must lie within the {values.size} values, "
-                f"got start {start} and size {size}"
-            )
+                f"got start {start} and size {size}")
     if plain():
         return largest_plain(values, ranges)
     if backend() == "gpu":
