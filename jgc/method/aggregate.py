@@ -101,8 +101,9 @@ def plan_of_step(
     if phase not in [known.value for known in plan.design.schedule]:
         check_phase(plan.design, phase)
     shared = len(jax.tree.leaves(made.shared))
+    like: Any = jax.tree.structure(made)
     pairs = zip(jax.tree.leaves(made), jax.tree.leaves(state), strict=False)
-    if jax.tree.structure(made) != jax.tree.structure(state) or not all(
+    if like != jax.tree.structure(state) or not all(
         a.dtype == b.dtype and (i >= shared or a.shape == b.shape) for i, (a, b) in enumerate(pairs)
     ):
         check_states(plan, made, state)  # says which leaf differs

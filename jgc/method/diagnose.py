@@ -94,7 +94,7 @@ def diagnose(
     if isinstance(state.shared, ByShards):
         axes, group_of = state.shared.axes, state.shared.group_of
     plan = make_plan(design, grads, axes, group_of or ())
-    leaves = jax.tree.leaves(grads)
+    leaves: Sequence[Array] = jax.tree.leaves(grads)
     if nodes.fast:
         leaves = means_inside(plan, leaves, nodes)
     if design.clip_norm:

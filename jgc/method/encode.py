@@ -170,6 +170,7 @@ def unsend(
         residual = memory.residual(before)
         if residual is not None:
             sent = codec.decode(_of_group(i, payloads), packing.layers)
+            minus: Array | Sparse
             if isinstance(sent, Sparse):
                 minus = sent._replace(values=-sent.values)
             else:

@@ -104,8 +104,8 @@ def make_plan(
     shards = [parts]
     if axes is not None:
         shards = [{} for _ in axes]
-        for path in sorted(parts):
-            shards[group_of[parts[path].leaf]][path] = parts[path]
+        for name in sorted(parts):
+            shards[group_of[parts[name].leaf]][name] = parts[name]
     groups = []
     for shard, inside in enumerate(shards):
         for method, path, members in walk(design, inside):
