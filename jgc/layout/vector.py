@@ -126,11 +126,9 @@ def compensated(
     """Run `memory.accumulate`, `advance` and `compensate` on a tree of gradients without copies.
 
     Args:
-      memory: the node's memory.
-      local: its state, of vectors [n], or longer ones that end in zeros, or rows of tiles; v is
-        then as long.
-      grads: the node's gradients.
-      packing: their layout.
+      memory, local: the node's memory, and its state: vectors [n], longer ones that end in zeros,
+        or rows of tiles; v is then as long.
+      grads, packing: the node's gradients, and their layout.
       complete: whether the phase sends all of v.
       skip: if true, v is the residual (zeros without one) and `local` does not change.
 
@@ -231,8 +229,7 @@ def settled(
     """The aggregate as a tree, zeros if `skip`; the residual v - sent, v if `skip`.
 
     Args:
-      memory: the node's memory.
-      before: its state before the step.
+      memory, before: the node's memory, and its state before the step.
       begun, v: of `compensated`.
       mean, sent, onto: see `jgc.method.Step`.
       packing: the layout of the gradients.

@@ -32,65 +32,41 @@ Parts = dict[str, Part]  # by path
 class Combination(NamedTuple):
     """Several methods for the leaves of one tree, or one method for other leaves than the tree's.
 
-    Attributes:
-      members: methods and combinations.
-      split: the parts of each member.
-      check: raises ValueError for parameters, by path, that the combination does not fit.
-      nested: whether phases and states are tuples with an entry for each member; if not, there is
-        one member, and they are its.
-      schedule, owns_momentum, next_phase: see `jgc.Compressor`.
-      clip_norm: see `from_step`; of the whole gradient.
+    `schedule`, `owns_momentum` and `next_phase` are as in `jgc.Compressor`.
     """
 
-    members: "tuple[Design, ...]"
-    split: Callable[[Parts], list[Parts]]
-    check: Callable[[dict[str, Any]], None] | None
-    nested: bool
+    members: "tuple[Design, ...]"  # methods and combinations
+    split: Callable[[Parts], list[Parts]]  # the parts of each member
+    check: Callable[[dict[str, Any]], None] | None  # of parameters by path, as in `from_step`
+    nested: bool  # phases and states are tuples of the members'; if not, the only member's
     schedule: tuple[Phase, ...]
     owns_momentum: bool
     next_phase: NextPhase | None
-    clip_norm: float
+    clip_norm: float  # of the whole gradient, as in `from_step`
 
 
 Design = Method | Combination
 
 
 class Group(NamedTuple):
-    """Leaves with one method and one state.
-
-    Attributes:
-      method: their method.
-      path: where their state and their phase are in a combination's; the key is folded with it.
-      shard: the number of the shards' group, 0 if no device of a node divides the parameters.
-      parts: the leaves, by path.
-      packing: their layout.
-      signature: what their state was made for.
-    """
+    """Leaves with one method and one state."""
 
     method: Method
-    path: tuple[int, ...]
-    shard: int
-    parts: Parts
+    path: tuple[int, ...]  # of their state and phase in a combination's; folded into the key
+    shard: int  # number of the shards' group, 0 if no device of a node divides the parameters
+    parts: Parts  # the leaves, by path
     packing: Packing
-    signature: Signature
+    signature: Signature  # of the parameters that their state was made for
 
 
 class Plan(NamedTuple):
-    """How a compressor treats a tree of one device's gradients.
-
-    Attributes:
-      design: the method, or the combination.
-      groups: all groups, by shards first.
-      axes: the fast axes that divide each group of shards; (()) if no leaf is divided.
-      group_of: the shards' group of each leaf.
-      by_shards: whether any leaf is divided.
-    """
+    """How a compressor treats a tree of one device's gradients."""
 
     design: Design
-    groups: tuple[Group, ...]
-    axes: tuple[tuple[str, ...], ...]
-    group_of: tuple[int, ...]
-    by_shards: bool
+    groups: tuple[Group, ...]  # by shards first
+    axes: tuple[tuple[str, ...], ...]  # fast axes that divide each shards' group; (()) if none
+    group_of: tuple[int, ...]  # the shards' group of each leaf
+    by_shards: bool  # whether any leaf is divided
 
 
 def make_plan(

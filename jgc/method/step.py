@@ -77,22 +77,13 @@ class FiguresFn(Protocol):
 
 
 class Method(NamedTuple):
-    """One method, as `jgc.method.from_step` takes its parts.
+    """The arguments of `jgc.method.from_step`, which documents them.
 
-    Attributes:
-      step: one step on one node; None with `stages`.
-      stages: codec and exchange of every phase value, if `compose` made the method. Groups of
-        leaves whose exchanges have the same name share one collective.
-      form: how the method takes v: "joined", f32[n]; "layers", a list of an array for each layer;
-        or "leaves": the exact mean of every leaf, if no other group shares its all-reduce.
-      check: raises ValueError for parameters, by path, that the method does not fit; None for a
-        method that fits all.
-      memory, messages, schedule, init, sent_once, transition, next_phase, figures, clip_norm: see
-        `from_step`.
+    With `form` "leaves" a step is the exact mean of every leaf, unless groups share an all-reduce.
     """
 
-    step: StepFn | None
-    stages: dict[Hashable, Any] | None
+    step: StepFn | None  # None with `stages`
+    stages: dict[Hashable, Any] | None  # codec and exchange of every phase value, by `compose`
     memory: Memory
     messages: MessagesFn
     schedule: tuple[Phase, ...]

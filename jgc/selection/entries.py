@@ -37,7 +37,7 @@ class SparseSum(NamedTuple):
 
 
 def entries_at(x: Array, i: Array) -> Array:
-    """x[i] for i within bounds: compiles no check of them."""
+    """x[i] for i within bounds, which the program does not check."""
     return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 

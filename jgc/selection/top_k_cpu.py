@@ -160,11 +160,7 @@ def _runs(ranges: Sequence[Range], unit: int) -> list[tuple[int, int]]:
 def _largest_of_parts(bits: Array, owner: Array, starts: Array, counts: Sequence[int]) -> Array:
     """Places of the k largest values of each part, ascending, ties to the first: i32[m] -> i32[mu].
 
-    Args:
-      bits: i32[m]; at least k values of a part are not padding.
-      owner: the part of each group, i32[groups].
-      starts: the first value of each part, i32[parts].
-      counts: k of each part.
+    owner i32[groups]: the part of each group; starts i32[parts]: the first value of each part.
     """
 
     def of_words(x):  # of each word of 32 values: the entry of its part

@@ -208,12 +208,7 @@ def _kth_largest(bits: Array, rows: Rows, counts: np.ndarray) -> tuple[Array, Ar
 
 
 def _of_parts(words: Sequence[Array], rows: Rows) -> Sequence[Array]:
-    """How often each digit occurs in the part of each row, 16 times i32[rows].
-
-    Args:
-      words: u32[rows] of two counts each.
-      rows: their parts.
-    """
+    """How often each digit occurs in each row's part, 16 times i32[rows]; two counts in a word."""
     if rows.first.size == rows.owner.size:
         return [x.astype(jnp.int32) for word in words for x in (word & 0xFFFF, word >> 16)]
     both = jnp.stack(words)

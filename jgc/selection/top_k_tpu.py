@@ -112,11 +112,8 @@ def _largest(parts: Sequence[Array], counts: Sequence[int]) -> Array:
 def _chosen(lines: Array, chunks: Sequence[int], counts: Sequence[int]) -> Array:
     """Places of the k largest values of each part, ascending, part after part, i32[mu].
 
-    Args:
-      lines: i32[size, chunks, 128]. A chunk is `size` rows of one part; chunks lie side by side, so
-        that counts of 8 chunks fill a register, and add up row by row.
-      chunks: of each part.
-      counts: k of each part.
+    lines i32[size, chunks, 128]: a chunk is `size` rows of one part; chunks lie side by side, so
+    that counts of 8 chunks fill a register, and add up row by row.
     """
     size = lines.shape[0]
     owner = np.repeat(np.arange(len(chunks)), chunks)
@@ -146,9 +143,7 @@ def _chosen(lines: Array, chunks: Sequence[int], counts: Sequence[int]) -> Array
 
 
 def _chunk_of(sizes: Sequence[int]) -> int:
-    """Rows of a chunk: a power of two with which padding adds at most a sixteenth.
-
-    The largest, at most `_CHUNK`.
+    """Rows of a chunk: the largest power of two with which padding adds at most a sixteenth.
 
     Example:
       >>> _chunk_of([2**20, 2**20]), _chunk_of([2**20, 10]), _chunk_of([10, 10])
@@ -196,14 +191,7 @@ def _sums(xs: Sequence[Array]) -> Sequence[Array]:
 def _places(
     lines: Array, upto: Array, threshold: Array, counts: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Row and lane of every chosen value: i32[mu] each.
-
-    Args:
-      lines: see `_chosen`.
-      upto: i32[rows], chosen values up to the end of each row.
-      threshold: i32[parts].
-      counts: k of each part.
-    """
+    """Row and lane of every chosen value, i32[mu] each; upto: chosen to the end of each row."""
     total, (size, chunks, _) = sum(counts), lines.shape
     flat = lines.reshape(-1, LANES)
     least = jnp.concatenate([jnp.broadcast_to(threshold[i], (k,)) for i, k in enumerate(counts)])
@@ -243,11 +231,10 @@ def _row_of(upto: Array, i: Array) -> tuple[Array, Array, Array]:
 
 
 def _running(x: Array, least: Array) -> tuple[Array, Array, Array]:
-    """How many values of the rows i32[m, 128] are above `least`, and equal it, up to each lane.
+    """How many values of rows i32[m, 128] are above `least`, and equal it, up to each lane.
 
-    And how many are above in the whole row. All i32[m, 128]. One product with a triangle and ones
-    next to it, which leaves the counts where lanes are: exact, for no partial sum has more than 16
-    bits.
+    Also how many are above in the whole row; all i32[m, 128]. One product with a triangle and ones
+    next to it leaves the counts where lanes are; exact, because no sum has more than 16 bits.
     """
     marks = jnp.where(x > least, 1, jnp.where(x == least, 256, 0)).astype(jnp.bfloat16)
     ones = jnp.ones((LANES, LANES), jnp.bfloat16)
