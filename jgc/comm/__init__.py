@@ -1,6 +1,14 @@
 """Every collective of jgc. Nothing else calls `lax.psum`, `lax.all_gather`, `lax.ppermute` ..."""
 
-from jgc.comm.axis import OutsideNodeAxis, node_index, node_key, vary, vary_over
+from jgc.comm.axis import (
+    OutsideNodeAxis,
+    node_index,
+    node_key,
+    on_leaders_device,
+    one_by_one,
+    vary,
+    vary_over,
+)
 from jgc.comm.collectives import (
     all_gather,
     all_gather_at_once,
@@ -12,8 +20,6 @@ from jgc.comm.collectives import (
     exact_mean,
     fast_axes,
     mean_inside,
-    on_leaders_device,
-    one_by_one,
     pmax,
     pmean,
     psum,

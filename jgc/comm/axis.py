@@ -140,3 +140,41 @@ def _shift(axis_size, batched, x, index):
     if not batched[1]:
         return emulated_shift(x, index), True
     return jnp.roll(x, 1, axis=0) if batched[0] else x, batched[0]
+
+
+def on_leaders_device(x: Array, leader: Array, nodes: Nodes) -> Array:
+    """x of node `leader` on that node's device, zeros on other devices. Sends nothing.
+
+    A computation on the result runs once per device, with the same shapes in all layouts.
+    """
+    index = node_index(nodes)
+    x = jnp.where(index == leader, x, jnp.zeros_like(x))
+    return emulated_sum(x, index) if is_emulated(nodes) else x
+
+
+def one_by_one(fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, x: PyTree) -> PyTree:
+    """`fn(shared, x)` for one emulated node after another, not batched. Sends nothing.
+
+    `shared` is the same on all nodes. Unrolled convolutions are many times faster on CPU than
+    batched ones.
+    """
+
+    # equal shapes in all layouts and no fusion across the barriers: layouts agree bit for bit
+    def of_node(shared, x):
+        return lax.optimization_barrier(fn(*lax.optimization_barrier((shared, x))))
+
+    call = custom_vmap(of_node)
+
+    @call.def_vmap
+    def unrolled(size, batched, shared, x):
+        if not any(jax.tree.leaves(batched[1])):
+            out = of_node(shared, x)
+            return out, jax.tree.map(lambda _: False, out)
+        nodes = [
+            jax.tree.map(lambda x, per_node, i=i: x[i] if per_node else x, x, batched[1])
+            for i in range(size)
+        ]
+        out = jax.tree.map(lambda *xs: jnp.stack(xs), *(of_node(shared, x) for x in nodes))
+        return out, jax.tree.map(lambda _: True, out)
+
+    return call(shared, x)

@@ -20,9 +20,8 @@ from jgc.comm.axis import (
     node_index,
     vary_over,
 )
-from jgc.comm.collectives import gather_rows, pmean
+from jgc.comm.collectives import from_words, gather_rows, pmean, to_words
 from jgc.comm.ledger import are_local_copies, record
-from jgc.comm.words import from_words, to_words
 from jgc.types import Array, Key, Nodes
 
 

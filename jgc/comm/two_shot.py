@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jgc.comm.axis import node_index, node_key
-from jgc.comm.collectives import all_gather_at_once, all_to_all
-from jgc.comm.words import from_words, to_words
+from jgc.comm.collectives import all_gather_at_once, all_to_all, from_words, to_words
 from jgc.types import Array, Key, Nodes
 
 

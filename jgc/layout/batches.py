@@ -1,5 +1,4 @@
-"""Arrays of several shapes, those of one shape stacked: a program grows with the shapes, not with
-the layers.
+"""Arrays stacked by shape: a program grows with the shapes, not with the layers.
 
 On a GPU a launch takes 2 to 5 microseconds, as long as a read of 2 million values: there operations
 on arrays of one shape become one kernel.
@@ -18,29 +17,22 @@ from jgc.types import Array, PyTree
 
 
 class Batches(NamedTuple):
-    """Arrays of several shapes, those of one shape together, so that the program grows with the
-    shapes alone.
+    """Arrays stacked by shape."""
 
-    Attributes:
-      arrays: [b, ...], one for each shape.
-      places: for each array, in their order, its batch and its place there. Static.
-    """
-
-    arrays: list[Array]
-    places: list[tuple[int, int]]
+    arrays: list[Array]  # [b, ...], one for each shape
+    places: list[tuple[int, int]]  # each array's batch and its place there, in order. Static
 
     def each(self, numbers: Sequence[Array]) -> list[Array]:
-        """The arrays in their order, cut out by `numbers`, 0, 1, ..., which XLA may not know (see
-        `hidden`)."""
+        """The arrays in their order, cut out by `numbers` 0, 1, ..., see `hidden`."""
 
-        def one(batch, i):
+        def entry(batch, i):
             return lax.dynamic_slice_in_dim(batch, i, 1, allow_negative_indices=False)[0]
 
-        return [one(self.arrays[b], numbers[i]) for b, i in self.places]
+        return [entry(self.arrays[b], numbers[i]) for b, i in self.places]
 
 
 def in_batches(arrays: Sequence[Array]) -> Batches:
-    """Those of equal shape stacked, the shapes in order of their first array."""
+    """Arrays of equal shape stacked, the shapes in order of their first array."""
     members: dict[tuple[int, ...], list[Array]] = {}
     places = []
     for x in arrays:
@@ -51,8 +43,7 @@ def in_batches(arrays: Sequence[Array]) -> Batches:
 
 
 def in_fewer(batches: Batches) -> Batches:
-    """Arrays [b, rows, r] in fewer shapes: some get rows of zeros, at most a quarter of all rows;
-    on GPU twice as many as there are.
+    """Arrays [b, rows, r] in fewer shapes, padded by up to a quarter of all rows; on GPU twice.
 
     Example:
       >>> batches = Batches([jnp.ones((1, 2, 3)), jnp.ones((9, 4, 3)), jnp.ones((9, 8, 3))], [(1,
@@ -75,21 +66,21 @@ def in_fewer(batches: Batches) -> Batches:
         else:
             joined.append([i])
     arrays: list[Array] = []
-    found: dict[int, tuple[int, int]] = {}  # of each batch, the new one and its place there
+    moved: dict[int, tuple[int, int]] = {}  # each batch's new one and its place there
     for members in joined:
         height, start = sizes[members[0]][1], 0
         for i in members:
-            found[i] = len(arrays), start
+            moved[i] = len(arrays), start
             start += sizes[i][0]
         taller = [
             jnp.pad(batches.arrays[i], ((0, 0), (0, height - sizes[i][1]), (0, 0))) for i in members
         ]
         arrays.append(jnp.concatenate(taller))
-    return Batches(arrays, [(found[b][0], found[b][1] + i) for b, i in batches.places])
+    return Batches(arrays, [(moved[b][0], moved[b][1] + i) for b, i in batches.places])
 
 
 def searched_together(layers: Layers, shape: Callable[[Layer], Hashable]) -> list[Layers]:
-    """Layers of equal shape in one batch; on CPU each by itself, which runs faster.
+    """Layers of equal shape in one batch; on CPU a batch for each layer, which runs faster.
 
     Example:
       >>> layers = (Layer("a", 0, 4, (4,)), Layer("b", 4, 4, (4,)))
@@ -110,9 +101,8 @@ _MOST_TURNS = 16  # of a loop without a loop: each is compiled by itself
 def stacked(arrays: Sequence[Array]) -> list[Array]:
     """The arrays, on GPU as parts of stacks in memory, one for each shape.
 
-    Operations on parts of one stack become one kernel. And if the stack was computed from donated
-    arrays, results of their shapes are written into their memory; a kernel that reads several of
-    them and replaces them needs copies.
+    Operations on parts of one stack become one kernel. If the stack was computed from donated
+    arrays, results of their shapes are written into their memory, without copies.
     """
     if backend() != "gpu":
         return list(arrays)
@@ -122,8 +112,7 @@ def stacked(arrays: Sequence[Array]) -> list[Array]:
 
 
 def each_of(fn: Callable[..., Array], *lists: Sequence[Array]) -> list[Array]:
-    """fn of the first arrays of all lists, of the second ones, and so on; on GPU `vmap` over those
-    of equal shapes.
+    """fn of the first arrays of all lists, of the second ones, and so on; on GPU `vmap` by shape.
 
     Example:
       >>> each_of(jnp.dot, [jnp.ones(3), jnp.ones(2)], [jnp.ones(3), jnp.ones(2)])
@@ -143,8 +132,7 @@ def each_of(fn: Callable[..., Array], *lists: Sequence[Array]) -> list[Array]:
 
 
 def turns(first: int, end: int, turn: Callable[[Any, PyTree], PyTree], x: PyTree) -> PyTree:
-    """`lax.fori_loop`; on GPU few turns are written out, for XLA then fuses them and the host
-    decides nothing."""
+    """`lax.fori_loop`; on GPU few turns are unrolled, because XLA then fuses them."""
     if backend() != "gpu" or end - first > _MOST_TURNS:
         return lax.fori_loop(first, end, turn, x)
     for i in range(first, end):

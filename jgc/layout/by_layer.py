@@ -1,8 +1,8 @@
 """A group's residual layer by layer, each in its parameter's shape; biases and norms are a vector.
 
 The same functions as `jgc.layout.vector`, for methods that work on matrices: a step then neither
-joins the gradients nor cuts them out of a vector. Each of the two costs as much as reading all
-values several times.
+joins the gradients nor cuts them out of a vector, which would each cost several reads of all
+values.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jgc.layout.batches import stacked
-from jgc.layout.leaves import squares_of_new
-from jgc.layout.pack import Packing, pieces, unpack
+from jgc.layout.devices import squares_of_new
+from jgc.layout.pack import Packing, joined, pieces, unpack
 from jgc.layout.vector import Memory, Settled, accumulated, unless
 from jgc.types import Array, Key, Nodes, PyTree
 
@@ -28,16 +28,12 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
 
 
 def compensated(
-    memory: Memory,
-    kept: PyTree,
-    grads: PyTree,
-    packing: Packing,
-    complete: bool,
+    memory: Memory, states: PyTree, grads: PyTree, packing: Packing, complete: bool,
     skip: Array | bool,
-) -> tuple[list[Array], list[PyTree]]:
+) -> tuple[list[Array], list[PyTree]]:  # fmt: skip
     """Each layer's v, and its memory's state before `settled`."""
     v, after = [], []
-    for g, before in zip(layer_values(grads, packing), kept, strict=True):
+    for g, before in zip(layer_values(grads, packing), states, strict=True):
         local = unless(skip, before, accumulated(memory, before, g, complete))
         sum_, local = memory.compensate(local, g, complete)
         v.append(sum_)
@@ -46,24 +42,25 @@ def compensated(
 
 
 def settled(
-    memory: Memory, before: PyTree, kept: Sequence[PyTree], v: Values, mean: Values, sent: Values,
+    memory: Memory, before: PyTree, begun: Sequence[PyTree], v: Values, mean: Values, sent: Values,
     onto: None, packing: Packing, complete: bool, skip: Array | bool, key: Key,
 ) -> Settled:  # fmt: skip
     """See `jgc.layout.vector.settled`; v, mean and sent have an array for each layer."""
     mean = [jnp.where(skip, 0, x) for x in mean]
     sent = [jnp.where(skip, 0, x) for x in sent]
-    after = tuple(memory.update(*layer, complete) for layer in zip(kept, v, sent, strict=True))
+    after = tuple(memory.update(*layer, complete) for layer in zip(begun, v, sent, strict=True))
     residuals = [memory.residual(local) for local in after]
     norm = jnp.sqrt(squares_of_new([x.astype(jnp.float32) for x in residuals if x is not None]))
-    return Settled(from_layers(mean, packing, skip), after, norm)
+    # XLA cuts nothing out: a part of a concatenation is its operand
+    return Settled(unpack(joined(mean), packing, skip), after, norm)
 
 
-def residual(memory: Memory, kept: Sequence[PyTree], packing: Packing) -> PyTree | None:
+def residual(memory: Memory, states: Sequence[PyTree], packing: Packing) -> PyTree | None:
     """The residual as a tree like the parameters; None without one."""
-    values = [memory.residual(local) for local in kept]
+    values = [memory.residual(local) for local in states]
     if any(x is None for x in values):
         return None
-    return from_layers([x for x in values if x is not None], packing)
+    return unpack(joined([x for x in values if x is not None]), packing)
 
 
 def layer_values(tree: PyTree, packing: Packing) -> list[Array]:
@@ -76,16 +73,3 @@ def layer_values(tree: PyTree, packing: Packing) -> list[Array]:
         values = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         out.append(values.reshape(layer.shape))
     return out
-
-
-def from_layers(values: Values, packing: Packing, nothing: Array | bool | None = None) -> PyTree:
-    """The inverse of `layer_values`, with the original shapes and dtypes; `nothing` as in
-    `unpack`."""
-    # XLA cuts nothing out: a part of a concatenation is its operand
-    return unpack(joined(values), packing, nothing)
-
-
-def joined(values: Values) -> Array:
-    """All layers as one vector f32[n]."""
-    flat = [x.reshape(-1) for x in values]
-    return jnp.concatenate(flat) if flat else jnp.zeros((0,), jnp.float32)

@@ -24,11 +24,9 @@ def eigh(matrices: Sequence[Array]) -> list[tuple[Array, Array]]:
 
 
 def _by_size(matrices: Sequence[Array]) -> list[tuple[Array, Array]]:
-    """Jacobi's iterations in one loop over the matrices of a size.
-
-    XLA for TPU compiles JAX's choice, QDWH, for 44 s for each matrix of 512 x 512, Jacobi's
-    iterations for 1 s; and a loop over matrices of one size once.
-    """
+    """Jacobi's iterations in one loop over the matrices of a size."""
+    # XLA for TPU compiles JAX's choice, QDWH, for 44 s for each matrix of 512 x 512, Jacobi's
+    # iterations for 1 s; and a loop over matrices of one size once.
     decompose = partial(lax.linalg.eigh, implementation=lax.linalg.EighImplementation.JACOBI)
     pairs: dict[int, tuple[Array, Array]] = {}
     for r in sorted({len(matrix) for matrix in matrices}):

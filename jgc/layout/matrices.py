@@ -1,8 +1,8 @@
 """The matrices of all layers: products, orthonormal columns, and how they are cut out of batches.
 
 A program with an operation for each matrix is long and, on a GPU, has as many kernels. So matrices
-of one shape are computed together (`Batches`). In the plain reference of each function here, taken
-if `jgc.backend.plain()`, matrices are cut out by plain indices, and none gets rows of zeros.
+of one shape are computed together (`Batches`). The plain references cut matrices out by plain
+indices and add no rows of zeros.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ def orthonormal(p: Array) -> Array:
 
 
 def unit(x: Array, zeros: Array | float = 0.0) -> Array:
-    """Scale the columns of x to length 1; columns of zeros become those of `zeros`.
+    """Scale the columns of x to length 1; columns of zeros become columns of `zeros`.
 
     No square over- or underflows.
 

@@ -1,14 +1,14 @@
 """A tree of gradients as one flat vector, and its layers as static ranges of that vector.
 
 Every leaf with two or more dimensions is a layer. Leaves with at most one dimension (biases and
-norm parameters) lie together at the end of the vector and form one layer. As layers of their own
-they would send at least one value each and cost as much as the large layers; the LGC paper, Section
-V-A, does not mention them.
+norm parameters) lie together at the end of the vector and form one layer. As separate layers they
+would send at least one value each and cost as much as the large layers; the LGC paper, Section V-A,
+does not mention them.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import jax
@@ -19,28 +19,19 @@ from jax import lax
 from jgc.backend import backend
 from jgc.checks.misuse import check_arrays, path_of
 from jgc.comm import narrowed
-from jgc.layout.devices import dynamic_part, hidden
+from jgc.layout.devices import SMALL, dynamic_part, hidden
 from jgc.types import Array, PyTree
 
 POOLED = "biases and norms"
-# biases and norms of up to so many values are joined; to copy larger ones costs more than it saves
-SMALL = 2**16
 
 
 class Layer(NamedTuple):
-    """A range of the flat vector that a method treats as one layer.
+    """A range of the flat vector that a method treats as one layer."""
 
-    Attributes:
-      name: the parameter's path, or `POOLED`.
-      start: start of the range.
-      size: number of values.
-      shape: the parameter's shape; (size,) for the pooled biases and norms.
-    """
-
-    name: str
+    name: str  # the parameter's path, or `POOLED`
     start: int
     size: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # the parameter's; (size,) for the pooled biases and norms
 
 
 Layers = tuple[Layer, ...]
@@ -56,7 +47,14 @@ def values_of(layers: Sequence[Layer]) -> int:
     return sum(layer.size for layer in layers)
 
 
-class _Leaf(NamedTuple):
+def layer_ids(counts: tuple[int, ...]) -> np.ndarray:
+    """Which layer each of the concatenated values belongs to, i32[sum(counts)]."""
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+
+
+class Leaf(NamedTuple):
+    """A leaf of a packed tree."""
+
     shape: tuple[int, ...]
     dtype: np.dtype
     size: int
@@ -64,39 +62,30 @@ class _Leaf(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How a tree lies in a flat vector. Static and made from shapes alone.
-
-    Attributes:
-      treedef: structure of the tree.
-      leaves: shape, dtype and start of each leaf in tree order.
-      layers: the layers in the order of the vector.
-      size: n, the length of the vector.
-    """
+    """How a tree lies in a flat vector. Static, made from shapes."""
 
     treedef: jax.tree_util.PyTreeDef
-    leaves: tuple[_Leaf, ...]
-    layers: Layers
-    size: int
+    leaves: tuple[Leaf, ...]  # in tree order
+    layers: Layers  # in the order of the vector
+    size: int  # n, the length of the vector
 
 
 def leaf_paths(tree: PyTree) -> list[str]:
     """The path of every leaf in tree order, parts joined by "/".
 
     Raises:
-      ValueError: two leaves have the same path, such as those of {"a/b": x, "a": {"b": y}}.
+      ValueError: two leaves have the same path, as in {"a/b": x, "a": {"b": y}}.
 
     Example:
       >>> leaf_paths({"Conv_0": {"kernel": 1}})
       ['Conv_0/kernel']
     """
-    with_paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    paths = [path_of(path) for path, _ in with_paths]
+    paths = [path_of(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ValueError(
             f"two parameters have the path {twice!r}: a name must not hold a / that makes them "
-            "alike"
-        )
+            "alike")
     return paths
 
 
@@ -118,41 +107,26 @@ def make_packing(tree: PyTree) -> Packing:
     check_arrays(tree)
     values, treedef = jax.tree_util.tree_flatten(tree)
     shapes = [(tuple(x.shape), np.dtype(x.dtype)) for x in values]
-    packed = [
-        i
-        for i, (shape, dtype) in enumerate(shapes)
-        if jnp.issubdtype(dtype, jnp.inexact) and np.prod(shape)
-    ]
-    large = [i for i in packed if len(shapes[i][0]) > 1]
-    small = [i for i in packed if len(shapes[i][0]) <= 1]
     names = leaf_paths(tree)
     for name, (_, dtype) in zip(names, shapes, strict=True):
         if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise TypeError(
-                f"{name!r} is {dtype}: give its real and imaginary parts as leaves of their own"
-            )
-    starts, layers, at = {}, [], 0
-    for i in large:
-        size = int(np.prod(shapes[i][0]))
-        starts[i] = at
-        layers.append(Layer(names[i], at, size, shapes[i][0]))
-        at += size
-    pooled_at = at
-    for i in small:
-        starts[i] = at
-        at += int(np.prod(shapes[i][0]))
+            raise TypeError(f"{name!r} is {dtype}: give real and imaginary parts as two leaves")
+    sizes = [math.prod(shape) for shape, _ in shapes]
+    packed = [i for i, (_, t) in enumerate(shapes) if jnp.issubdtype(t, jnp.inexact) and sizes[i]]
+    large = [i for i in packed if len(shapes[i][0]) > 1]
+    small = [i for i in packed if len(shapes[i][0]) <= 1]
+    order = [*large, *small]
+    starts = dict(zip(order, accumulate((sizes[i] for i in order), initial=0), strict=False))
+    layers = [Layer(names[i], starts[i], sizes[i], shapes[i][0]) for i in large]
     if small:
-        layers.append(Layer(POOLED, pooled_at, at - pooled_at, (at - pooled_at,)))
-    leaves = tuple(
-        _Leaf(shape, dtype, math.prod(shape), starts.get(i, -1))
-        for i, (shape, dtype) in enumerate(shapes)
-    )
-    return Packing(treedef, leaves, tuple(layers), at)
+        pooled = sum(sizes[i] for i in small)
+        layers.append(Layer(POOLED, starts[small[0]], pooled, (pooled,)))
+    leaves = [Leaf(*shapes[i], sizes[i], starts.get(i, -1)) for i in range(len(values))]
+    return Packing(treedef, tuple(leaves), tuple(layers), values_of(layers))
 
 
 def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
-    """The packed leaves as flat f32 arrays in the order of the vector, each with its range of the
-    vector.
+    """The packed leaves as flat f32 arrays in the order of the vector, each with its range.
 
     Small biases and norms are one array, so that they compile and run as one.
     """
@@ -168,16 +142,17 @@ def pieces(tree: PyTree, packing: Packing) -> list[tuple[slice, Array]]:
     return out
 
 
-def joined(parts: Sequence[tuple[slice, Array]]) -> Array:
-    """Ranges of a vector, in their order, as the vector."""
-    return jnp.concatenate([part for _, part in parts]) if parts else jnp.zeros((0,), jnp.float32)
+def joined(arrays: Sequence[Array]) -> Array:
+    """All values of f32 arrays as one vector."""
+    flat = [x.reshape(-1) for x in arrays]
+    return jnp.concatenate(flat) if flat else jnp.zeros((0,), jnp.float32)
 
 
 def pack(tree: PyTree, packing: Packing) -> Array:
     """The tree's packed leaves as one vector f32[n]."""
     import chex  # here: `import jgc` must not wait for it
 
-    flat = joined(pieces(tree, packing))
+    flat = joined([x for _, x in pieces(tree, packing)])
     chex.assert_shape(flat, (packing.size,))
     return flat
 
@@ -185,10 +160,10 @@ def pack(tree: PyTree, packing: Packing) -> Array:
 def unpack(
     flat: Array, packing: Packing, skip: Array | bool | None = None, clear: bool = False
 ) -> PyTree:
-    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes. Unpacked
-    leaves are zeros.
+    """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes.
 
-    What is beyond a leaf's dtype, as sums of several steps may be in float16, is clipped to it.
+    Unpacked leaves are zeros. Values beyond a leaf's dtype, as sums of several steps may be in
+    float16, are clipped to it.
 
     Args:
       flat: the vector.
@@ -205,16 +180,13 @@ def unpack(
         flat, clear = lax.bitcast_convert_type(kept, flat.dtype), False
     pooled = [leaf for leaf in packing.leaves if leaf.start >= 0 and len(leaf.shape) <= 1]
     first = min((leaf.start for leaf in pooled), default=0)
-    starts: dict[_Leaf, Array] = {}
+    starts: dict[Leaf, Array] = {}
     if skip is not None:
-        starts = dict(
-            zip(pooled, hidden([leaf.start - first for leaf in pooled], skip), strict=True)
-        )
-
+        offsets = hidden([leaf.start - first for leaf in pooled], skip)
+        starts = dict(zip(pooled, offsets, strict=True))
     leaves = []
     for leaf in packing.leaves:
-        if leaf.start < 0:
-            # float0: the gradient dtype of integers
+        if leaf.start < 0:  # float0: the gradient dtype of integers
             xp = np if leaf.dtype == jax.dtypes.float0 else jnp
             leaves.append(xp.zeros(leaf.shape, leaf.dtype))
             continue
@@ -226,8 +198,3 @@ def unpack(
         part = part.reshape(leaf.shape)
         leaves.append(part if part.dtype == leaf.dtype else narrowed(part, leaf.dtype))
     return jax.tree_util.tree_unflatten(packing.treedef, leaves)
-
-
-def layer_ids(counts: tuple[int, ...]) -> np.ndarray:
-    """Which layer each of the concatenated values belongs to, i32[sum(counts)]."""
-    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)

@@ -1,6 +1,6 @@
 """A group's residual as one vector f32[n]: how gradients enter it, and how a mean leaves as a tree.
 
-    v, kept = compensated(...)      before the step
+    v, begun = compensated(...)     before the step
     settled(...)                    after it: the mean as leaves, the residual, its norm
 
 They run the functions of a node's `Memory`; `jgc.method.memory` has the memories. A TPU stores the
@@ -37,7 +37,7 @@ class Memory(NamedTuple):
         of `accumulate`.
       update: `(local, v, sent, complete) -> local`, in f32; takes the state that `compensate`
         returned. `sent`, f32[n] or Sparse, is the part of v that counts as sent.
-      residual: `local -> [n] or None`, the residual in its own dtype.
+      residual: `local -> [n] or None`, the residual in its dtype.
       owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
       conserves: whether mean over nodes of (residual after + sent) = mean of (residual before +
         gradient). With momentum correction, the velocity replaces the gradient.
@@ -55,6 +55,15 @@ class Memory(NamedTuple):
     advance: Callable[[PyTree], PyTree] | None = None
 
 
+class Settled(NamedTuple):
+    """A group after its step."""
+
+    leaves: PyTree  # the aggregate, a tree like the gradients
+    memory: PyTree  # the memory's state, in dtypes and form of the state before
+    norm: Array  # f32[], of the residual
+    total: Array | None = None  # f32[n]: `Step.onto` plus the mean
+
+
 def accumulated(memory: Memory, local: PyTree, g: Array, complete: bool) -> PyTree:
     """The state after all functions of `memory.accumulate`, and `memory.advance`."""
     for add in memory.accumulate:
@@ -69,44 +78,20 @@ def unless(skip: Array | bool, old: PyTree, new: PyTree) -> PyTree:
 
 
 def stored(key: Key, new: PyTree, before: PyTree) -> PyTree:
-    """A state that `update` returned, in the dtypes of the state before. To bfloat16 it is rounded
-    up or down at random, so that the mean over draws is the exact value.
+    """A state that `update` returned, in the dtypes of the state before.
 
-    To the nearest, each gradient below 1/512 of its residual would be lost: at 0.1 %, up to half
-    of a steady one.
-
-    Args:
-      key: this node's and this step's.
-      new: the state, vectors in f32.
-      before: a state of the same structure.
+    To bfloat16 it is rounded up or down at random, so that the mean over draws is exact. To the
+    nearest, each gradient below 1/512 of its residual would be lost: at 0.1 %, up to half of a
+    steady one. The key differs between nodes and steps.
     """
     leaves, treedef = jax.tree.flatten(new)
-    dtypes = [x.dtype for x in jax.tree.leaves(before)]
-    rounds = [
-        x.dtype == jnp.float32 and dtype == jnp.bfloat16
-        for x, dtype in zip(leaves, dtypes, strict=True)
-    ]
+    pairs = zip(leaves, jax.tree.leaves(before), strict=True)
+    rounds = [x.dtype == jnp.float32 and old.dtype == jnp.bfloat16 for x, old in pairs]
     if not any(rounds):
         return new
     keys = jax.random.split(key, len(leaves))
     out = [to_bfloat16(keys[i], x) if rounds[i] else x for i, x in enumerate(leaves)]
     return jax.tree.unflatten(treedef, out)
-
-
-class Settled(NamedTuple):
-    """A group after its step.
-
-    Attributes:
-      leaves: the aggregate, a tree like the gradients.
-      kept: the memory's state, in dtypes and form of the state before.
-      norm: f32[], of the residual.
-      total: f32[n] or None: `Step.onto` plus the mean.
-    """
-
-    leaves: PyTree
-    kept: PyTree
-    norm: Array
-    total: Array | None = None
 
 
 def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
@@ -118,33 +103,142 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
     if packing.size > MOST_VALUES:
         raise ValueError(
             f"the parameters have {packing.size:,} values, and a vector of all holds up to "
-            f"{MOST_VALUES:,}, for positions are i32: give groups of layers a method each "
+            f"{MOST_VALUES:,}, because positions are i32: give groups of layers a method each "
             "(jgc.compress.per_layer), or divide parameters among the devices of a node "
-            "(docs/meshes.md)"
-        )
+            "(docs/meshes.md)")
     zeros = memory.init(packing.size)
     return jax.tree.map(in_tiles, zeros) if backend_of(nodes) == "tpu" else zeros
 
 
+def residual(memory: Memory, local: PyTree, packing: Packing) -> PyTree | None:
+    """The residual as a tree like the parameters; None without one."""
+    values = memory.residual(local)
+    return None if values is None else unpack(as_flat(values), packing)
+
+
+# --- v = residual + gradient ----------------------------------------------------------------------
+
+
+def compensated(
+    memory: Memory, local: PyTree, grads: PyTree, packing: Packing, complete: bool,
+    skip: Array | bool = False,
+) -> tuple[Array, PyTree]:  # fmt: skip
+    """Run `memory.accumulate`, `advance` and `compensate` on a tree of gradients without copies.
+
+    Args:
+      memory, local: the node's memory, and its state: vectors [n], longer ones that end in zeros,
+        or rows of tiles; v is then as long.
+      grads, packing: the node's gradients, and their layout.
+      complete: whether the phase sends all of v.
+      skip: if true, v is the residual (zeros without one) and `local` does not change.
+
+    Returns:
+      v f32[n] and the new state.
+    """
+    local = jax.tree.map(as_flat, local)
+    vectors = jax.tree.leaves(local)
+    behind = vectors[0].size - packing.size if vectors else 0
+    if plain():
+        g = jnp.pad(pack(grads, packing), (0, behind))
+        return compensate_plain(memory, local, g, complete, skip)
+    parts = pieces(grads, packing)
+    if behind:
+        end = slice(packing.size, packing.size + behind)
+        parts.append((end, jnp.zeros((behind,), jnp.float32)))
+    # Leaf by leaf, so that no vector of all gradients is allocated.
+    for add in memory.accumulate if packing.size else ():
+        add_part = lambda local, g, add=add: add(local, g, complete)  # noqa: E731
+        local = _added(add_part, local, parts, jnp.asarray(skip))
+    if memory.advance is not None and packing.size:
+        local = sealed(unless(skip, local, memory.advance(local)), jnp.asarray(skip))
+    v, new = memory.compensate(local, joined([g for _, g in parts]), complete)
+    before, vectors = memory.residual(local), jax.tree.leaves(local)
+    if before is None and vectors and packing.size and all(v is not x for x in vectors):
+        # The memory has no vector to hold v: write v range by range; zeros if `skip`.
+        def write(both, g):
+            return both[0], memory.compensate(both[0], g, complete)[0]
+
+        empty = jnp.zeros_like(parts[0][1], shape=parts[-1][0].stop)
+        v = _added(write, (local, empty), parts, jnp.asarray(skip))[1]
+    else:
+        v = unless(skip, jnp.zeros_like(v) if before is None else before, v)
+    return v, unless(skip, local, new)
+
+
+def compensate_plain(
+    memory: Memory, local: PyTree, g: Array, complete: bool, skip: Array | bool
+) -> tuple[Array, PyTree]:
+    """The plain reference of `compensated`, of gradients joined in a vector."""
+    local = unless(skip, local, accumulated(memory, local, g, complete))
+    v, new = memory.compensate(local, g, complete)
+    before = memory.residual(local)
+    v = unless(skip, jnp.zeros_like(v) if before is None else before, v)
+    return v, unless(skip, local, new)
+
+
+def _added(
+    add: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array
+) -> PyTree:
+    """`add(local, g)` on every range of the state's vectors; unchanged if `skip`."""
+    old = jax.tree.leaves(local)
+    new = jax.eval_shape(add, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
+    same = [x.dtype for x in old] == [x.dtype for x in jax.tree.leaves(new)]
+    if backend() != "cpu" or not same:
+        # XLA joins the gradients while it adds them. Cutting the state into ranges costs a TPU two
+        # more passes.
+        return unless(skip, local, add(local, joined([g for _, g in parts])))
+
+    def write(local, g, skip, at):
+        """local [..., n] with `add` of its range [..., m] from `at` on."""
+        old = jax.tree.map(lambda x: dynamic_part(x, at, g.shape[-1]), local)
+        new = unless(skip[..., None], old, add(old, g))
+        return jax.tree.map(lambda x, a, b: x if b is a else with_part(x, b, at), local, old, new)
+
+    # Unbatched under the `vmap` of emulated nodes: a batched write would be a slow scatter.
+    write_all = custom_vmap(write)
+
+    @write_all.def_vmap
+    def batched(size, is_batched, *args):
+        *rest, at = args
+        assert not is_batched[-1], "a range starts at the same place on all nodes"
+
+        def every(x, per_node):
+            return x if per_node else jnp.broadcast_to(x, (size, *x.shape))
+
+        out = write(*jax.tree.map(every, tuple(rest), tuple(is_batched[:-1])), at)
+        return out, jax.tree.map(lambda _: True, out)
+
+    # In place, range by range: on CPU, allocating the state anew in every step costs more than the
+    # additions. Without the barrier XLA fuses a reshape with the first write and copies local.
+    local = lax.optimization_barrier(local)
+    # with starts that XLA knows, it goes through all n values, and compiles every range apart
+    starts = hidden([at.start for at, _ in parts], skip)
+    for start, (_, g) in zip(starts, parts, strict=True):
+        local = write_all(local, g, skip, start)
+    return sealed(local, skip)
+
+
+# --- residual = v - sent --------------------------------------------------------------------------
+
+
 def settled(
-    memory: Memory, before: PyTree, kept: PyTree, v: Array, mean: Array | SparseSum,
+    memory: Memory, before: PyTree, begun: PyTree, v: Array, mean: Array | SparseSum,
     sent: Array | Sparse, onto: Array | None, packing: Packing, complete: bool, skip: Array | bool,
     key: Key,
 ) -> Settled:  # fmt: skip
     """The aggregate as a tree, zeros if `skip`; the residual v - sent, v if `skip`.
 
     Args:
-      memory: the node's memory.
-      before: its state before the step.
-      kept, v: of `compensated`.
+      memory, before: the node's memory, and its state before the step.
+      begun, v: of `compensated`.
       mean, sent, onto: see `jgc.method.Step`.
       packing: the layout of the gradients.
       complete: whether the phase sends all of v.
       skip: bool[].
-      key: this node's and this step's, for residuals that are rounded at random.
+      key: differs between nodes and steps, for residuals that are rounded at random.
     """
     if sent is v and packing.size and not isinstance(mean, SparseSum):
-        # v is the memory's own vector: the all-reduce of it comes before it is changed in place
+        # v is the memory's vector: the all-reduce of it comes before it is changed in place
         v = sent = sealed(v, skip & (mean[0] > 0))
     # TPU and GPU select while they cut the leaves out of the vector, faster than plain slices.
     late = backend() != "cpu" and isinstance(mean, SparseSum) and onto is None and not plain()
@@ -171,132 +265,21 @@ def settled(
         sent = sent._replace(positions=jnp.where(outside, v.size, sent.positions))
     else:
         entries, sent = None, filled(jnp.where(skip, 0, sent), v.size)
-    kept = stored(key, memory.update(kept, v, sent, complete), before)
-    norm = _norm(memory.residual(kept), v, entries, sent)
-    kept = jax.tree.map(lambda x, form: x.reshape(form.shape), kept, before)
-    return Settled(unpack(aggregate, packing, skip, late), kept, norm, total)
+    after = stored(key, memory.update(begun, v, sent, complete), before)
+    left = memory.residual(after)
+    if left is None:
+        norm = jnp.float32(0)
+    elif entries is None or not isinstance(sent, Sparse) or backend() == "cpu" or plain():
+        norm = jnp.linalg.norm(left.astype(jnp.float32))
+    else:
+        norm = _norm_left(v, entries, sent)
+    after = jax.tree.map(lambda x, form: x.reshape(form.shape), after, before)
+    return Settled(unpack(aggregate, packing, skip, late), after, norm, total)
 
 
-def _norm(residual: Array | None, v: Array, entries: Array | None, sent: Array | Sparse) -> Array:
-    """The norm of the residual, f32[]; 0 without one. `entries` are those of v at the positions of
-    `sent`."""
-    if residual is None:
-        return jnp.float32(0)
-    if entries is None or not isinstance(sent, Sparse) or backend() == "cpu" or plain():
-        return jnp.linalg.norm(residual.astype(jnp.float32))
-    # A TPU sums the squares of v while it makes v; the norm of the residual itself would be one
-    # more pass through memory. It rounds as the norm of v: if v is sent nearly whole, the result
-    # is not exactly what is left.
+def _norm_left(v: Array, entries: Array, sent: Sparse) -> Array:
+    """The norm of v - sent without reading it; `entries` are v's at the positions of `sent`."""
+    # A TPU sums the squares of v while it makes v; the norm of the residual would be one more pass
+    # through memory. It rounds as the norm of v: if v is sent nearly whole, the result is inexact.
     removed = jnp.where(sent.positions < v.size, (2 * entries - sent.values) * sent.values, 0)
     return jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(v)) - jnp.sum(removed), 0))
-
-
-def residual(memory: Memory, kept: PyTree, packing: Packing) -> PyTree | None:
-    """The residual as a tree like the parameters; None without one."""
-    values = memory.residual(kept)
-    return None if values is None else unpack(as_flat(values), packing)
-
-
-# --- v = residual + gradient ----------------------------------------------------------------------
-
-
-def compensated(
-    memory: Memory, local: PyTree, grads: PyTree, packing: Packing, complete: bool,
-    skip: Array | bool = False,
-) -> tuple[Array, PyTree]:  # fmt: skip
-    """Run `memory.accumulate`, `advance` and `compensate` on a tree of gradients, without extra
-    copies; return v f32[n] and the new state.
-
-    Args:
-      memory: the node's memory.
-      local: its state, of vectors [n], or longer ones that end in zeros, or rows of tiles; v is
-        then as long.
-      grads: the node's gradients.
-      packing: their layout.
-      complete: whether the phase sends all of v.
-      skip: if true, v is the residual (zeros without one) and `local` does not change.
-    """
-    local = jax.tree.map(as_flat, local)
-    vectors = jax.tree.leaves(local)
-    behind = vectors[0].size - packing.size if vectors else 0
-    if plain():
-        g = jnp.pad(pack(grads, packing), (0, behind))
-        return compensate_plain(memory, local, g, complete, skip)
-    parts = pieces(grads, packing)
-    if behind:
-        parts.append(
-            (slice(packing.size, packing.size + behind), jnp.zeros((behind,), jnp.float32))
-        )
-    # Leaf by leaf, so that no vector of all gradients is allocated.
-    for add in memory.accumulate if packing.size else ():
-        add_part = lambda local, g, add=add: add(local, g, complete)  # noqa: E731
-        local = _added(add_part, local, parts, jnp.asarray(skip))
-    if memory.advance is not None and packing.size:
-        local = sealed(unless(skip, local, memory.advance(local)), jnp.asarray(skip))
-    v, new = memory.compensate(local, joined(parts), complete)
-    residual, vectors = memory.residual(local), jax.tree.leaves(local)
-    if residual is None and vectors and packing.size and all(v is not x for x in vectors):
-        # The memory has no vector to hold v: write v range by range; zeros if `skip`.
-        def write(both, g):
-            return both[0], memory.compensate(both[0], g, complete)[0]
-
-        empty = jnp.zeros_like(parts[0][1], shape=parts[-1][0].stop)
-        v = _added(write, (local, empty), parts, jnp.asarray(skip))[1]
-    else:
-        v = unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
-    return v, unless(skip, local, new)
-
-
-def compensate_plain(
-    memory: Memory, local: PyTree, g: Array, complete: bool, skip: Array | bool
-) -> tuple[Array, PyTree]:
-    """The plain reference of `compensated`, of gradients joined in a vector."""
-    local = unless(skip, local, accumulated(memory, local, g, complete))
-    v, new = memory.compensate(local, g, complete)
-    residual = memory.residual(local)
-    v = unless(skip, jnp.zeros_like(v) if residual is None else residual, v)
-    return v, unless(skip, local, new)
-
-
-def _added(
-    add: Callable, local: PyTree, parts: Sequence[tuple[slice, Array]], skip: Array
-) -> PyTree:
-    """`add(local, g)` on every range of the state's vectors; unchanged if `skip`."""
-    old = jax.tree.leaves(local)
-    new = jax.eval_shape(add, jax.tree.map(lambda x: x[parts[0][0]], local), parts[0][1])
-    same = [x.dtype for x in old] == [x.dtype for x in jax.tree.leaves(new)]
-    if backend() != "cpu" or not same:
-        # XLA joins the gradients while it adds them. Cutting the state into ranges costs a TPU two
-        # more passes.
-        return unless(skip, local, add(local, joined(parts)))
-
-    def write(local, g, skip, at):
-        """local [..., n] with `add` of its range [..., m] from `at` on."""
-        old = jax.tree.map(lambda x: dynamic_part(x, at, g.shape[-1]), local)
-        new = unless(skip[..., None], old, add(old, g))
-        return jax.tree.map(lambda x, a, b: x if b is a else with_part(x, b, at), local, old, new)
-
-    # Unbatched under the `vmap` of emulated nodes: a batched write would be a slow scatter.
-    write_all = custom_vmap(write)
-
-    @write_all.def_vmap
-    def batched(size, is_batched, *args):
-        *rest, at = args
-        assert not is_batched[-1], "a range starts at the same place on all nodes"
-
-        out = write(
-            *jax.tree.map(
-                lambda x, per_node: x if per_node else jnp.broadcast_to(x, (size, *x.shape)),
-                tuple(rest), tuple(is_batched[:-1]),
-            ), at,
-        )  # fmt: skip
-        return out, jax.tree.map(lambda _: True, out)
-
-    # In place, range by range: on CPU, allocating the state anew in every step costs more than the
-    # additions. Without the barrier XLA fuses a reshape with the first write and copies local.
-    local = lax.optimization_barrier(local)
-    # with starts that XLA knows, it goes through all n values, and compiles every range apart
-    starts = hidden([at.start for at, _ in parts], skip)
-    for start, (_, g) in zip(starts, parts, strict=True):
-        local = write_all(local, g, skip, start)
-    return sealed(local, skip)

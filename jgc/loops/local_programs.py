@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jgc.layout.leaves import LARGEST_NORM, unusable
+from jgc.layout.devices import LARGEST_NORM, unusable
 from jgc.loops.fragments import put_back, take
 from jgc.loops.loop import shardings_of
 from jgc.loops.losses import in_one_form

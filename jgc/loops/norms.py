@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.leaves import squared_norm
+from jgc.layout.devices import squared_norm
 from jgc.types import Array, Nodes, PyTree
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jgc.layout.leaves import LARGEST_NORM
+from jgc.layout.devices import LARGEST_NORM
 from jgc.types import Array, PyTree
 
 if TYPE_CHECKING:

@@ -1,8 +1,6 @@
-"""Ages: how long values have waited to be sent. The compression ratio does not show a layer that is
-never sent.
+"""Ages: the steps since each value was last sent, one i32 per value on each node.
 
-A memory with ages keeps one more i32 per value on each node: the steps since the value was last
-sent.
+The compression ratio does not show a layer that is never sent; ages do.
 """
 
 from typing import NamedTuple
@@ -17,8 +15,7 @@ from jgc.types import Array, Nodes, PyTree
 
 
 class Aged(NamedTuple):
-    """Local state of a memory with ages: the state of the memory itself, and the steps that each
-    value has waited."""
+    """Local state of a memory with ages."""
 
     memory: PyTree
     age: Array  # i32[n]
@@ -70,12 +67,10 @@ def ages(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
     """
     if not isinstance(local, Aged) or not packing.layers:
         return {}
-    own = [local.age[layer.start : layer.start + layer.size] for layer in packing.layers]
-    oldest = comm.pmax(jnp.stack([jnp.max(age) for age in own]), nodes, "diagnose")
-    mean = comm.pmean(
-        jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in own]), nodes, "diagnose"
-    )
-    return {
-        f"oldest/{layer.name}": oldest[i].astype(jnp.float32)
-        for i, layer in enumerate(packing.layers)
-    } | {f"mean_age/{layer.name}": mean[i] for i, layer in enumerate(packing.layers)}
+    each = [local.age[layer.start : layer.start + layer.size] for layer in packing.layers]
+    oldest = comm.pmax(jnp.stack([jnp.max(age) for age in each]), nodes, "diagnose")
+    means = jnp.stack([jnp.mean(age, dtype=jnp.float32) for age in each])
+    means, names = comm.pmean(means, nodes, "diagnose"), [x.name for x in packing.layers]
+    oldest = oldest.astype(jnp.float32)
+    figures = {f"oldest/{name}": x for name, x in zip(names, oldest, strict=True)}
+    return figures | {f"mean_age/{name}": x for name, x in zip(names, means, strict=True)}

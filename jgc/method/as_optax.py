@@ -18,20 +18,12 @@ if TYPE_CHECKING:
 
 
 class OptaxState(NamedTuple):
-    """State of the transform. `jgc.placements_of` tells `jgc.on_nodes` which of its leaves are each
-    node's own.
+    """State of the transform. `jgc.placements_of` tells `jgc.on_nodes` its placements."""
 
-    Attributes:
-      step: i32[], updates so far.
-      key: random key, the same on all nodes.
-      compressor: the compressor's state.
-      owns_momentum: whether the method owns the momentum; static, without arrays.
-    """
-
-    step: Array
-    key: Key
+    step: Array  # i32[], updates so far
+    key: Key  # the same on all nodes
     compressor: State
-    owns_momentum: OwnsMomentum
+    owns_momentum: OwnsMomentum  # whether the method owns the momentum; static, without arrays
 
 
 def as_optax(
@@ -61,14 +53,13 @@ def as_optax(
         schedule's have upper bounds of their sizes.
       switched: choose the phase by the step.
       seed: seed of the compressor's random key.
-      nan_if_skipped: what the rest of the chain gets in a step that all nodes skip, because a
-        gradient is not finite or enormous: NaN, at which `optax.apply_if_finite(optimizer, n)`
-        behind this transform leaves optimiser and parameters as they are; or zeros, at which
+      nan_if_skipped: whether the rest of the chain gets NaN in a step that all nodes skip because a
+        gradient is not finite or too large; `optax.apply_if_finite(optimizer, n)` behind this
+        transform then leaves optimiser and parameters as they are. If not, it gets zeros, and
         momentum and weight decay go on.
 
     Raises:
-      TypeError: something else in place of a compressor, such as settings; at `init`, a leaf that
-        is not an array.
+      TypeError: no compressor, such as settings; at `init`, a leaf that is not an array.
       ValueError: several phases and neither `phase` nor `switched`, or both; a `phase` that the
         schedule does not have; `switched` with a method that finds its phases during the run; at
         `init`, with one whose transition changes the state.
@@ -94,16 +85,14 @@ def as_optax(
     if phase is None and not switched and len(values) > 1:
         raise ValueError(
             f"the method has the phases {values}: give phase=, or switched=True to choose by the "
-            "step"
-        )
+            "step")
     if phase is not None and phase not in values and compressor.next_phase is None:
         raise ValueError(f"phase must be one of {values}, got {phase!r}")
     if switched and phase is not None:
         raise ValueError(f"give phase= or switched=True, not both (phase={phase!r})")
     if switched and compressor.next_phase is not None:
         raise ValueError(
-            "the method finds its phases during the run: give phase=, not switched=True"
-        )
+            "the method finds its phases during the run: give phase=, not switched=True")
 
     def init(params):
         check_arrays(params)
@@ -114,8 +103,7 @@ def as_optax(
             if not all(x is y for x, y in zip(after, jax.tree.leaves(state), strict=True)):
                 raise ValueError(
                     f"the transition from {old!r} to {new!r} changes the state: give phase=, not "
-                    "switched=True"
-                )
+                    "switched=True")
         whole = OptaxState(
             jnp.int32(0), jax.random.key(seed + 1), state, OwnsMomentum(compressor.owns_momentum)
         )
@@ -152,11 +140,10 @@ def _floats(x: Array) -> bool:
 def init_optax(
     tx: "optax.GradientTransformation | optax.MultiSteps", params: PyTree, nodes: Nodes
 ) -> PyTree:
-    """The first state of an optax optimiser that holds `as_optax`, placed where `jgc.on_nodes`
-    expects it.
+    """The first state of an optax optimiser that holds `as_optax`, placed for `jgc.on_nodes`.
 
     Unlike `tx.init(params)` it also serves `optax.MultiSteps` around `as_optax`: every node adds up
-    gradients of its own, so `acc_grads` has a leading axis [K], and `jgc.placements_of` calls it
+    different gradients, so `acc_grads` has a leading axis [K], and `jgc.placements_of` calls it
     LOCAL.
 
     Args:
@@ -165,8 +152,7 @@ def init_optax(
       nodes: the layout.
 
     Raises:
-      TypeError: something else in place of the optimiser or of the nodes; a leaf of the parameters
-        is not an array.
+      TypeError: no optimiser, no nodes, or a leaf of the parameters that is not an array.
       ValueError: a wrapper around `as_optax` that cannot work (docs/composing.md).
 
     Warns:

@@ -1,4 +1,4 @@
-"""Bytes of a step by phase, from static shapes alone."""
+"""Bytes of a step by phase, from static shapes."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,12 @@ class StepBytes(NamedTuple):
     """Bytes of one step of a phase.
 
     Attributes:
-      device: bytes that one device sends to other nodes in the compiled exchange, its flag
-        included; 0 if all nodes are on one device. Not in it: what devices of one node send to each
-        other, and the metrics of `jgc.make_step`.
+      device: bytes that one device sends to other nodes in the compiled exchange, flag included; 0
+        if all nodes are on one device. Without traffic between devices of one node, and without the
+        metrics of `jgc.make_step`.
       node: bytes that one node sends up in the topology of the method's paper; with a leader, the
         mean over nodes.
-      uncompressed: bytes of the gradient in f32, what a node sends up without compression.
+      uncompressed: bytes of the gradient in f32, a node's uplink without compression.
     """
 
     device: float
@@ -25,18 +25,17 @@ class StepBytes(NamedTuple):
 
 
 def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict[str, StepBytes]:
-    """The bytes that a step of each phase sends, by the phase's name. Computes nothing; `jgc.Wire`
-    has the details.
+    """The bytes that a step of each phase sends, by the phase's name. Computes nothing.
+
+    `jgc.Wire` has the details.
 
     Args:
-      compressor: any of `jgc.compress`. If it finds its phases during the run, sizes are those of
-        its plan.
+      compressor: any of `jgc.compress`; phases found during the run have their planned sizes.
       params: the parameters, or their shapes and dtypes.
       nodes: the layout.
 
     Raises:
-      TypeError: something else in place of a compressor or of the nodes, or a leaf that is not an
-        array.
+      TypeError: no compressor, no nodes, or a leaf that is not an array.
 
     Example:
       >>> import jax, jgc
@@ -48,12 +47,12 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
     check_compressor(compressor)
     check_nodes(nodes)
     uncompressed = 4.0 * make_packing(params).size
-    found = {}
+    by_phase = {}
     for phase in compressor.schedule:
         wire = compressor.wire(phase.value, params, nodes)
         device = float(sum(sent.bytes for sent in wire.physical))
-        found[phase.name] = StepBytes(device, _mean_uplink(wire, nodes), uncompressed)
-    return found
+        by_phase[phase.name] = StepBytes(device, _mean_uplink(wire, nodes), uncompressed)
+    return by_phase
 
 
 def _mean_uplink(wire: Wire, nodes: Nodes) -> float:

@@ -1,5 +1,4 @@
-"""Build simple methods from three parts: a codec (the payload), a memory (the residual), an
-exchange (collectives).
+"""Build methods from a codec (the payload), a memory (the residual) and an exchange (collectives).
 
     compressor = compose(codec, memory, exchange)
 
@@ -53,8 +52,7 @@ def compose_phases(
         if exchange.needs_linear and not codec.linear:
             raise ValueError(
                 f"{exchange.name} adds payloads up, and the code {codec.name!r} is not linear: "
-                "the sum would decode to a wrong gradient; use an exchange that gathers"
-            )
+                "the sum would decode to a wrong gradient; use an exchange that gathers")
 
     def messages(phase, layers, nodes):
         codec, exchange = stages[phase]
@@ -66,5 +64,4 @@ def compose_phases(
         return both_ways(sizes_of({AGREED: agreed})) + sent
 
     return from_step(None, memory=memory, schedule=schedule, messages=messages,
-                     clip_norm=clip_norm, stages=stages,
-                     form=form)  # fmt: skip
+                     clip_norm=clip_norm, stages=stages, form=form)  # fmt: skip

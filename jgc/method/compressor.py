@@ -10,14 +10,15 @@ from jgc.backend import traced_for
 from jgc.checks.misuse import check_arrays, check_nodes
 from jgc.comm.jaxprs import all_sent
 from jgc.layout.leaves import sent_as
-from jgc.layout.pack import leaf_paths
+from jgc.layout.pack import values_of
 from jgc.method.aggregate import aggregate
-from jgc.method.messages import added, both_ways, own_or_dense, scaled
+from jgc.method.messages import added, both_ways, scaled
+from jgc.method.phases import DENSE
 from jgc.method.plan import (
     Design,
     Group,
-    Plan,
     assembled,
+    check_phase,
     joined_shards,
     make_plan,
     part_of,
@@ -26,22 +27,22 @@ from jgc.method.plan import (
     walk,
 )  # fmt: skip
 from jgc.method.shards import placed
-from jgc.method.signature import check_like, check_signature
 from jgc.method.states import first_state, of_shard, plan_of
 from jgc.method.whole_step import step_of_shapes
 from jgc.nodes.placement import ByShards
-from jgc.types import Compressor, Message, Nodes, Phase, PyTree, State, Wire
+from jgc.types import Compressor, Message, Nodes, PyTree, State, Wire
 
 
 def compressor_of(design: Design) -> Compressor:
     """The compressor of a method or a combination.
 
     Where devices of a node hold whole gradients, these are averaged first; where they divide the
-    gradients, each compresses its own shards (`jgc.method.shards`).
+    gradients, each compresses its shards (`jgc.method.shards`).
     """
 
     @lru_cache(maxsize=16)
     def planned(treedef, forms, axes, group_of, nodes):
+        """The plan for gradients, and the shapes of the state that `init` makes for them."""
         arrays = [jax.ShapeDtypeStruct(*form) for form in forms]
         plan = make_plan(design, jax.tree.unflatten(treedef, arrays), axes, group_of)
         key, shards = jax.eval_shape(lambda: jax.random.key(0)), range(len(plan.axes))
@@ -58,22 +59,6 @@ def compressor_of(design: Design) -> Compressor:
         # now, so that no trace of a step has to
         planned(treedef, tuple((x.shape, x.dtype) for x in leaves), None, (), nodes)
         return first_state(plan, key, nodes)
-
-    def plan_of_step(phase, grads, state, nodes):
-        check_phase(design, phase)
-        leaves, treedef = jax.tree.flatten(grads)
-        axes, group_of = None, ()
-        if isinstance(getattr(state, "shared", None), ByShards):
-            axes, group_of = state.shared.axes, state.shared.group_of
-            if len(group_of) != len(leaves):
-                raise ValueError(
-                    f"the gradients have {len(leaves)} leaves ({', '.join(leaf_paths(grads))}), "
-                    f"and the parameters had {len(group_of)} at init"
-                )
-        forms = tuple((x.shape, x.dtype) for x in leaves)
-        plan, made = planned(treedef, forms, axes, group_of, nodes)
-        check_states(plan, made, state)
-        return plan
 
     def transition(old, new, state, nodes):
         check_phase(design, old)
@@ -92,45 +77,10 @@ def compressor_of(design: Design) -> Compressor:
         return logical(compressor, phase, shapes, nodes)._replace(physical=physical)
 
     compressor = Compressor(
-        init, partial(aggregate, plan_of_step), transition, wire, design.schedule,
+        init, partial(aggregate, planned), transition, wire, design.schedule,
         design.owns_momentum, design.next_phase, design,
     )  # fmt: skip
     return compressor
-
-
-def check_phase(design: Design, phase: Any) -> None:
-    """Raise TypeError for a `Phase` where its value should be, ValueError for one that is not of
-    the schedule."""
-    if isinstance(phase, Phase):
-        raise TypeError(
-            f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}"
-        )
-    values = [known.value for known in design.schedule]
-    if design.next_phase is not None:
-        phases_of(design, phase)  # raises
-    elif phase not in values:
-        raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
-
-
-def check_states(plan: Plan, made: State, state: State) -> None:
-    """Raise ValueError, naming a leaf, for a state of other parameters or of another compressor.
-
-    `made`: the shapes of the state that init makes, with a node axis in its local part.
-    """
-    right, leaves = jax.tree.leaves(made), jax.tree.leaves(state)
-    structures: list[Any] = [jax.tree.structure(made), jax.tree.structure(state)]
-    if structures[0] == structures[1]:  # signatures, too
-        count = len(jax.tree.leaves(made.shared))
-        dtypes = all(a.dtype == b.dtype for a, b in zip(right, leaves, strict=True))
-        if dtypes and all(a.shape == b.shape for a, b in zip(right[:count], leaves, strict=False)):
-            return  # nothing to explain
-    for like, shard in zip(shard_states(made), shard_states(state), strict=True):
-        check_like(like, shard)
-    shards = shard_states(state)
-    for group in plan.groups:
-        at_init = part_of(shards[group.shard], group.path).local.signature
-        if group.signature != at_init:
-            check_signature(group.signature, at_init)
 
 
 def changed(design: Design, old: Any, new: Any, state: State, nodes: Nodes) -> State:
@@ -138,15 +88,15 @@ def changed(design: Design, old: Any, new: Any, state: State, nodes: Nodes) -> S
     states = []
     parts = zip(walk(design, {}), phases_of(design, old), phases_of(design, new), strict=True)
     for (method, path, _), before, after in parts:
-        own = part_of(state, path)
+        part = part_of(state, path)
         if not path or before != after:
-            own = method.transition(before, after, own, nodes)
-        states.append(own)
+            part = method.transition(before, after, part, nodes)
+        states.append(part)
     return assembled(design, iter(states))
 
 
 def logical(compressor: Compressor, phase: Any, shapes: PyTree, nodes: Nodes) -> Wire:
-    """`compressor.wire` without the physical bytes, which would need a trace of the whole step."""
+    """`compressor.wire` without the physical bytes, which need a trace of the whole step."""
     plan = plan_of(compressor.method, shapes, nodes, check=False)
     phases = phases_of(plan.design, phase)
     with traced_for(nodes):  # codes fill their last word as the kind of device needs it
@@ -175,5 +125,8 @@ def messages_of(
         leaves = [x for x in group.packing.leaves if x.start >= 0]
         size = sum(x.size * sent_as(x.dtype).itemsize for x in leaves)
         return both_ways({"dense": float(size)}), ()
-    once = method.sent_once(phase, layers, nodes)
-    return own_or_dense(method.messages, phase, layers, nodes), once
+    if phase == DENSE:
+        step = both_ways({"dense": 4.0 * values_of(layers)})  # an all-reduce of all values
+    else:
+        step = method.messages(phase, layers, nodes)
+    return step, method.sent_once(phase, layers, nodes)

@@ -1,5 +1,5 @@
-"""Compare an aggregate with the true mean over the nodes, and show residuals. Never part of a
-step."""
+"""Compare an aggregate with the true mean over the nodes, and show residuals. Not part of a step.
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,15 +12,13 @@ import numpy as np
 
 from jgc import comm
 from jgc.checks.misuse import check_compressor
-from jgc.layout.by_layer import joined
-from jgc.layout.pack import leaf_paths, pack
+from jgc.layout.pack import joined, leaf_paths, pack
 from jgc.method.ages import ages
-from jgc.method.aggregate import FORMS, Job, check_step, jobs_of, means_inside, method_step, run
-from jgc.method.compressor import check_phase
-from jgc.method.exchange import encoded, steps_of
+from jgc.method.aggregate import FORMS, Job, jobs_of, means_inside, method_step, run
+from jgc.method.exchange import exchanged
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
-from jgc.method.plan import Plan, layers_of_leaf, make_plan
+from jgc.method.plan import Plan, check_phase, layers_of_leaf, make_plan
 from jgc.method.shards import whole
 from jgc.method.states import of_shard
 from jgc.nodes.placement import ByShards, sharding_spec
@@ -81,12 +79,12 @@ def diagnose(
     Returns:
       f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of
       v, gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
-      diagnostics, of sparse methods `positions`, i32[mu]. Of a combination, those of the default's
-      leaves, but `true_cosine` of all leaves. Where devices of a node divide the gradients: the
-      mean over these devices, for their shards in the largest group of leaves.
+      diagnostics; a sparse method has `positions`, i32[mu]. A combination has the figures of the
+      default's leaves, but `true_cosine` of all leaves. Where devices of a node divide the
+      gradients: the mean over these devices, for their shards in the largest group of leaves.
 
     Raises:
-      TypeError: something else in place of a compressor, or a `Phase` in place of its value.
+      TypeError: no compressor, or a `Phase` instead of its value.
       ValueError: a phase that the method does not have.
     """
     check_compressor(compressor)
@@ -96,9 +94,9 @@ def diagnose(
     if isinstance(state.shared, ByShards):
         axes, group_of = state.shared.axes, state.shared.group_of
     plan = make_plan(design, grads, axes, group_of or ())
-    leaves = (
-        means_inside(plan, jax.tree.leaves(grads), nodes) if nodes.fast else jax.tree.leaves(grads)
-    )
+    leaves: Sequence[Array] = jax.tree.leaves(grads)
+    if nodes.fast:
+        leaves = means_inside(plan, leaves, nodes)
     if design.clip_norm:
         leaves = clip_local(leaves, design.clip_norm, nodes)
     jobs = jobs_of(plan, phase, key, leaves, state)
@@ -109,10 +107,10 @@ def diagnose(
         sizes[job.group.shard] += sum(x.size for x in job.grads.values())
     largest = sizes.index(max(sizes))
     size = nodes.size(plan.axes[largest])
-    found = figures([job for job in jobs if job.group.shard == largest], nodes)
+    of_device = figures([job for job in jobs if job.group.shard == largest], nodes)
     return {
         name: comm.sum_inside(x, plan.axes[largest], nodes, "diagnose") / size
-        for name, x in found.items() if x.ndim == 0
+        for name, x in of_device.items() if x.ndim == 0
     }  # fmt: skip
 
 
@@ -121,39 +119,32 @@ def figures(jobs: Sequence[Job], nodes: Nodes) -> dict[str, Array]:
     job = jobs[-1]
     (group, phase, key, grads, state), packing = job, job.group.packing
     method, layers = group.method, packing.layers
-    kept, complete = state.local.memory, phase == DENSE
-    v, kept = FORMS[method.form].compensated(method.memory, kept, grads, packing, complete, False)
+    v, begun = FORMS[method.form].compensated(
+        method.memory, state.local.memory, grads, packing, phase == DENSE, False
+    )
     if method.stages is None:
         step = method_step(job, v, nodes)
     else:
         codec, exchange = method.stages[phase]
-        items = [encoded(codec, key, v, layers, nodes)]
-        (step,) = steps_of(items, exchange.run(items, nodes))
-    check_step(step, v, packing.size, state)
+        step = exchanged(exchange, codec, key, v, layers, nodes)
     g = pack(grads, packing)
     if method.form == "layers":
         v, mean = joined(v), joined(step.mean)
     else:
         v, mean = v[: packing.size], as_vector(step.mean, layers)
-    out = compare(mean, v, g, nodes, everything=not isinstance(step.sent, Sparse)) | ages(
-        kept, packing, nodes
-    )
+    out = compare(mean, v, g, nodes, everything=not isinstance(step.sent, Sparse))
+    out |= ages(begun, packing, nodes)
     sent = () if phase == DENSE else method.messages(phase, layers, nodes)
-    size = max(
-        (m.bytes for m in sent if (m.direction, m.field) == ("up", "positions")), default=0.0
-    )
+    sizes = [m.bytes for m in sent if (m.direction, m.field) == ("up", "positions")]
+    size = max(sizes, default=0.0)
     if isinstance(step.sent, Sparse) and size:
         out["position_bytes"] = jnp.float32(size)
         out["positions"] = comm.broadcast(step.sent.positions, jnp.int32(0), nodes, "diagnose")
         out["positions_n"] = jnp.int32(packing.size)
     out |= method.figures(phase, key, v, g, step, state, layers, nodes)
     if len(jobs) > 1:
-        results = run(jobs, nodes, jnp.bool_(False))
-        got = [
-            x
-            for job, result in zip(jobs, results, strict=True)
-            for x in floats(job.grads, result.leaves)
-        ]
+        pairs = zip(jobs, run(jobs, nodes, jnp.bool_(False)), strict=True)
+        got = [x for job, result in pairs for x in floats(job.grads, result.leaves)]
         true = [x for job in jobs for x in floats(job.grads, job.grads.values())]
         mean = comm.pmean(joined(true), nodes, "diagnose")
         out["true_cosine"] = cosine(joined(got), mean)
@@ -180,7 +171,7 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
       are left out.
 
     Raises:
-      TypeError: something else in place of a compressor.
+      TypeError: no compressor.
       ValueError: `state.local` of all nodes, with their axis.
     """
     check_compressor(compressor)
@@ -189,47 +180,41 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
         plan = make_plan(compressor.method, shapes)
         check_of_one_node(plan, 0, local)
         return by_path(residuals(plan, 0, local), paths, leaves)
-    divided = {
-        path: x.sharding for path, x in zip(paths, leaves, strict=True) if tuple(sharding_spec(x))
-    }
+    pairs = list(zip(paths, leaves, strict=True))
+    divided = {path: x.sharding for path, x in pairs if tuple(sharding_spec(x))}
     if any(local.axes) and not divided:
         raise ValueError(
             "the state is of shards: give the parameters themselves, whose shardings say how they "
-            "divide"
-        )
-    of_device = [
-        jax.ShapeDtypeStruct(
-            divided[path].shard_shape(x.shape) if path in divided else x.shape, x.dtype
-        )
-        for path, x in zip(paths, leaves, strict=True)
-    ]
+            "divide")
+    of_device = []
+    for path, x in pairs:
+        shape = divided[path].shard_shape(x.shape) if path in divided else x.shape
+        of_device.append(jax.ShapeDtypeStruct(shape, x.dtype))
     tree = jax.tree.unflatten(jax.tree.structure(shapes), of_device)
     plan = make_plan(compressor.method, tree, local.axes, local.group_of)
-    found: dict[str, Array] = {}
+    out: dict[str, Array] = {}
     for i, (axes, part) in enumerate(zip(local.axes, local.parts, strict=True)):
         check_of_one_node(plan, i, part, devices=int(bool(axes)))
         if not axes:
-            found |= by_path(residuals(plan, i, part), paths, of_device)
+            out |= by_path(residuals(plan, i, part), paths, of_device)
             continue
         size = math.prod(next(iter(divided.values())).mesh.shape[axis] for axis in axes)
         of_shard = jax.vmap(
             lambda part, i=i: by_path(residuals(plan, i, part), paths, of_device), axis_size=size
         )
         for path, x in of_shard(part).items():
-            found[path] = whole(x, divided[path].spec, axes, divided[path].mesh.shape)
-    return found
+            out[path] = whole(x, divided[path].spec, axes, divided[path].mesh.shape)
+    return out
 
 
 def check_of_one_node(plan: Plan, shard: int, local: PyTree, devices: int = 0) -> None:
-    """Raise ValueError for a state with the node axis; `devices` is the number of axes in front of
-    a node's."""
+    """Raise ValueError for a state with the node axis, behind axes of `devices`."""
     nodes = Nodes(1, 1)
     with_axis = jax.eval_shape(partial(of_shard, plan, shard, nodes), jax.random.key(0)).local
     pairs = zip(jax.tree.leaves(local), jax.tree.leaves(with_axis), strict=False)
     if any(x.ndim - devices >= made.ndim for x, made in pairs):
         raise ValueError(
-            "local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)"
-        )
+            "local has the node axis: give one node's, jax.tree.map(lambda x: x[i], state.local)")
 
 
 def residuals(plan: Plan, shard: int, local: PyTree) -> dict[int, dict[tuple[int, ...], Array]]:
@@ -238,11 +223,11 @@ def residuals(plan: Plan, shard: int, local: PyTree) -> dict[int, dict[tuple[int
     for group in plan.groups:
         if group.shard != shard:
             continue
-        own = local
+        part_of_group = local
         for i in group.path:
-            own = own[i]
+            part_of_group = part_of_group[i]
         form = FORMS[group.method.form]
-        tree = form.residual(group.method.memory, own.memory, group.packing)
+        tree = form.residual(group.method.memory, part_of_group.memory, group.packing)
         for path, part in group.parts.items() if tree is not None else ():
             if jnp.issubdtype(part.array.dtype, jnp.inexact):
                 out.setdefault(part.leaf, {})[part.at] = tree[path]
@@ -250,12 +235,11 @@ def residuals(plan: Plan, shard: int, local: PyTree) -> dict[int, dict[tuple[int
 
 
 def by_path(
-    found: dict[int, dict[tuple[int, ...], Array]], paths: Sequence[str], leaves: Sequence[Any]
+    by_leaf: dict[int, dict[tuple[int, ...], Array]], paths: Sequence[str], leaves: Sequence[Any]
 ) -> dict:
-    """Whole leaves by path. A layer without a residual gets zeros where other layers of its leaf
-    have one."""
+    """Whole leaves by path; zeros for a layer without a residual if other layers have one."""
     out = {}
-    for leaf, parts in sorted(found.items()):
+    for leaf, parts in sorted(by_leaf.items()):
         x = leaves[leaf]
         if () in parts:
             out[paths[leaf]] = parts[()]

@@ -16,18 +16,16 @@ import numpy as np
 
 from jgc.backend import plain_operations
 from jgc.checks.misuse import check_compressor
-from jgc.comm.words import from_words, to_words
+from jgc.comm.collectives import from_words, to_words
 from jgc.layout import vector
-from jgc.layout.devices import as_flat, cut, filled
-from jgc.layout.leaves import unusable
+from jgc.layout.devices import as_flat, cut, filled, unusable
 from jgc.layout.pack import unpack
 from jgc.layout.vector import stored
-from jgc.method.aggregate import jobs_of
-from jgc.method.compressor import check_phase
+from jgc.method.aggregate import jobs_of, tree_of
 from jgc.method.exchange import Codec, Exchange, Payload, vector_of
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
-from jgc.method.plan import Plan, make_plan, phases_of
+from jgc.method.plan import Plan, check_phase, make_plan, phases_of
 from jgc.nodes.placement import ByShards
 from jgc.selection.entries import Sparse, as_vector
 from jgc.types import Array, Compressor, Key, Nodes, PyTree, State
@@ -42,7 +40,7 @@ def encode(
     node: int | Array,
     count: int,
 ) -> tuple[Array, State, Array]:
-    """This node's message, and its state once the message counts as sent. Communicates with nobody.
+    """This node's message, and its state once the message counts as sent. No collectives.
 
     Args:
       compressor: a method that `compose` built, or a combination of such.
@@ -59,7 +57,7 @@ def encode(
       unchanged, and the message must not be decoded.
 
     Raises:
-      TypeError: something else instead of a compressor, or a `Phase` instead of its value.
+      TypeError: no compressor, or a `Phase` instead of its value.
       ValueError: the method communicates before its message is complete; the state is of shards;
         a phase that the method does not have.
 
@@ -82,10 +80,10 @@ def encode(
     fields: Payload = {}
     after = []
     for i, job in enumerate(jobs_of(plan, phase, key, leaves, state)):
-        group, _, group_key, own, (shared, local) = job
+        group, _, group_key, grads, (shared, local) = job
         (codec, _), memory, packing = stages[i], group.method.memory, group.packing
         complete, node_key = job.phase == DENSE, jax.random.fold_in(group_key, node)
-        v, kept = vector.compensated(memory, local.memory, own, packing, complete, skip)
+        v, begun = vector.compensated(memory, local.memory, grads, packing, complete, skip)
         if codec.encode_with_sent is not None:
             payload, sent = codec.encode_with_sent(node_key, v, packing.layers)
         else:
@@ -93,20 +91,19 @@ def encode(
             sent = codec.decode(payload, packing.layers)
         none = jnp.zeros((packing.size,), jnp.float32)
         settled = vector.settled(
-            memory, local.memory, kept, v, none, sent, None, packing, complete, skip, node_key
+            memory, local.memory, begun, v, none, sent, None, packing, complete, skip, node_key
         )
         fields |= _numbered(i, payload)
-        after.append(State(shared, local._replace(memory=settled.kept)))
+        after.append(State(shared, local._replace(memory=settled.memory)))
     with plain_operations():  # a TPU's order of narrow values is read by no other device
         message = to_words(fields) if fields else jnp.zeros((0,), jnp.uint32)
-    return message, plan.state(after), ~skip
+    return message, _like(state, after), ~skip
 
 
 def decode(
     compressor: Compressor, phase: Any, messages: Sequence[Array] | Array, shapes: PyTree
 ) -> PyTree:
-    """The mean of the nodes' decoded messages, a tree like the parameters. Communicates with
-    nobody.
+    """The mean of the nodes' decoded messages, a tree like the parameters. No collectives.
 
     Equal messages in equal order give equal bits, on devices of one kind.
 
@@ -126,17 +123,16 @@ def decode(
     if words.shape[1:] != (_length(like),) or words.dtype != jnp.uint32:
         raise ValueError(
             f"messages must be u32[{_length(like)}], got {words.dtype}{list(words.shape[1:])}: "
-            "were they encoded by the same compressor, in the same phase, for the same parameters?"
-        )
+            "were they encoded by the same compressor, in the same phase, for the same parameters?")
     with plain_operations():
         payloads = jax.vmap(lambda row: from_words(row, like))(words)
     results = []
     for i, group in enumerate(plan.groups):
         codec, exchange = stages[i]
-        layers, own = group.packing.layers, _of_group(i, payloads)
-        mean = as_vector(exchange.mean(codec, own, layers), layers)
+        layers = group.packing.layers
+        mean = as_vector(exchange.mean(codec, _of_group(i, payloads), layers), layers)
         results.append(jax.tree.leaves(unpack(mean, group.packing)))
-    return plan.joined(results, shapes)
+    return tree_of(plan, results, shapes)
 
 
 def unsend(
@@ -148,7 +144,7 @@ def unsend(
     shapes: PyTree,
     node: int | Array,
 ) -> State:
-    """The state of a node whose message was not counted: what it sent is in its residual again.
+    """The state of a node whose message was not counted: the message returns to its residual.
 
     The residual is that before the step plus the gradient, up to rounding. A method without
     residual loses the message. With factor masking, velocities stay cleared.
@@ -174,23 +170,22 @@ def unsend(
         residual = memory.residual(before)
         if residual is not None:
             sent = codec.decode(_of_group(i, payloads), packing.layers)
-            minus = (
-                sent._replace(values=-sent.values)
-                if isinstance(sent, Sparse)
-                else filled(-sent, residual.size)
-            )
+            minus: Array | Sparse
+            if isinstance(sent, Sparse):
+                minus = sent._replace(values=-sent.values)
+            else:
+                minus = filled(-sent, residual.size)
             new = memory.update(before, residual.astype(jnp.float32), minus, job.phase == DENSE)
             if new is before:
                 raise ValueError(
                     f"the memory takes nothing back in the phase {phase!r}, which sends all that "
-                    "it has"
-                )
+                    "it has")
             new = stored(jax.random.fold_in(group_key, node), new, before)
             local = local._replace(
                 memory=jax.tree.map(lambda x, a: x.reshape(a.shape), new, local.memory)
             )
         after.append(State(shared, local))
-    return plan.state(after)
+    return _like(state, after)
 
 
 def _stages(
@@ -203,8 +198,7 @@ def _stages(
     if state is not None and isinstance(state.shared, ByShards):
         raise ValueError(
             "the state is of shards: messages of parameters that devices of a node divide are not "
-            "values"
-        )
+            "values")
     plan = make_plan(design, tree)
     stages: list[tuple[Codec, Exchange]] = []
     for group, value in zip(plan.groups, phases_of(design, phase), strict=True):
@@ -212,8 +206,7 @@ def _stages(
         if stage is None or stage[0].agree is not None:
             raise ValueError(
                 f"the method {name!r} communicates before its messages are complete, so they are "
-                "not values: use one that sends in one go, such as topk, qsgd or onebit"
-            )
+                "not values: use one that sends in one go, such as topk, qsgd or onebit")
         stages.append(stage)
     return plan, stages
 
@@ -229,6 +222,12 @@ def _payloads(plan: Plan, stages: Sequence[tuple[Codec, Exchange]]) -> dict[str,
         )
         fields |= _numbered(i, shapes)
     return fields
+
+
+def _like(state: State, groups: Sequence[State]) -> State:
+    """The state of all groups, in the structure of `state`."""
+    leaves = jax.tree.leaves(tuple(zip(*groups, strict=True)))  # all shared, then all local
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
 def _numbered(i: int, payload: Payload) -> Payload:

@@ -45,17 +45,17 @@ class Codec(NamedTuple):
     Attributes:
       name: for error messages.
       linear: whether the mean of payloads is the payload of the mean.
-      encode: `(key, v, layers) -> payload`; `key` is this node's own.
+      encode: `(key, v, layers) -> payload`; `key` differs between nodes.
       decode: `(payload, layers) -> f32[n] or Sparse`.
       mean: `(payloads with a leading axis [K], layers) -> f32[n] or SparseSum`, the mean of the
         decoded payloads, for exchanges that gather.
       elements: `layers -> int`, how many values a payload encodes.
-      encode_with_sent: `encode`, but it returns the payload and what that decodes to, where both
-        are at hand; None if `decode` has to be called. v may have zeros at its end.
-      tiled: None, or how a TPU takes the mean of payloads whose words are whole tiles.
       agree: `(v, layers) -> f32[m]` or None. Before encoding, an all-reduce takes its elementwise
         maximum over nodes; `encode` gets the result as its last argument (TernGrad's shared
         scales).
+      encode_with_sent: `(key, v, layers) -> (payload, decoded payload)`, or None if `decode` has to
+        be called; v may have zeros at its end.
+      tiled: None, or how a TPU takes the mean of payloads whose words are whole tiles.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Exchange(NamedTuple):
       run: `(items, nodes) -> [f32[n] or SparseSum per item]`, the mean over nodes, equal on all of
         them.
       messages: `(bytes of one node's payload by field, nodes) -> logical messages`.
-      mean: `(codec, payloads with a leading axis [K], layers) -> f32[n] or SparseSum`: what `run`
-        returns for an item, of payloads that were gathered by other means (`jgc.decode`).
+      mean: `(codec, payloads with a leading axis [K], layers) -> f32[n] or SparseSum`: the result
+        of `run` for an item, of payloads that were gathered by other means (`jgc.decode`).
     """
 
     name: str
@@ -109,19 +109,20 @@ def encoded(codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes) -> I
     if codec.encode_with_sent is not None:
         return Item(codec, layers, *codec.encode_with_sent(key, v, layers))
     v = cut(v, values_of(layers))
-    payload = _encode(codec, key, v, layers, lambda x: comm.pmax(x, nodes, AGREED))
+    payload = _payload(codec, key, v, layers, lambda x: comm.pmax(x, nodes, AGREED))
     return Item(codec, layers, payload, codec.decode(payload, layers))
 
 
-def steps_of(items: Sequence[Item], means: Sequence[Array | SparseSum]) -> list[Step]:
-    """The steps of groups that share an exchange: `means` is its result for their items."""
-    return [
-        Step(mean, item.sent, elements=item.codec.elements(item.layers))
-        for item, mean in zip(items, means, strict=True)
-    ]
+def exchanged(
+    exchange: Exchange, codec: Codec, key: Key, v: Array, layers: Layers, nodes: Nodes
+) -> Step:
+    """The step of a method that encodes v f32[n] and exchanges it by itself."""
+    item = encoded(codec, key, v, layers, nodes)
+    (mean,) = exchange.run([item], nodes)
+    return Step(mean, item.sent, elements=codec.elements(layers))
 
 
-def _encode(
+def _payload(
     codec: Codec, key: Key, v: Array, layers: Layers, agree: Callable[[Array], Array]
 ) -> Payload:
     """The codec's payload. `agree` turns this node's proposal into the value that all nodes use."""
@@ -131,12 +132,10 @@ def _encode(
 
 def payload_sizes(codec: Codec, layers: Layers) -> Sizes:
     """Bytes of a payload by field."""
-    payload = jax.eval_shape(
-        lambda key, v: _encode(codec, key, v, layers, lambda own: own),
-        jax.random.key(0),
-        vector_of(layers),
+    key, v = jax.random.key(0), vector_of(layers)
+    return sizes_of(
+        jax.eval_shape(lambda key, v: _payload(codec, key, v, layers, lambda x: x), key, v)
     )
-    return sizes_of(payload)
 
 
 def vector_of(layers: Layers) -> jax.ShapeDtypeStruct:
@@ -149,7 +148,7 @@ def vector_of(layers: Layers) -> jax.ShapeDtypeStruct:
 
 def broadcast_top_positions(
     v: Array, leader: Array, layers: Layers, selector: Selector, nodes: Nodes,
-    side_information: Callable[[Array], Payload] = lambda own: {},
+    side_information: Callable[[Array], Payload] = lambda values: {},
 ) -> tuple[Array, Payload]:  # fmt: skip
     """Broadcast the leader's top-k positions, with optional side information, in one collective.
 
@@ -159,16 +158,17 @@ def broadcast_top_positions(
       layers: ranges of v.
       selector: chooses mu positions, and codes them.
       nodes: the layout.
-      side_information: `values -> payload`, called with this node's values f32[mu] at its own
+      side_information: `values -> payload`, called with this node's values f32[mu] at its
         positions.
 
     Returns:
       The leader's positions, i32[mu], and its side information.
     """
-    own = selector.positions(v, layers)
+    positions = selector.positions(v, layers)
     received = comm.broadcast_dict(
-        {"positions": selector.pack(own, layers), **side_information(v[own])}, leader, nodes
-    )
+        {"positions": selector.pack(positions, layers), **side_information(v[positions])},
+        leader, nodes,
+    )  # fmt: skip
     return selector.unpack(received.pop("positions"), layers), received
 
 
@@ -201,13 +201,11 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
 
     def mean(codec: Codec, payloads: Payload, layers: Layers) -> Array | SparseSum:
         count = len(next(iter(payloads.values())))
-        return jnp.asarray(
-            codec.decode({field: x.sum(axis=0) / count for field, x in payloads.items()}, layers)
-        )
+        payload = {field: x.sum(axis=0) / count for field, x in payloads.items()}
+        return jnp.asarray(codec.decode(payload, layers))
 
-    return Exchange(
-        f"all-reduce by {algorithm}", True, run, lambda sizes, nodes: both_ways(sizes), mean
-    )
+    name = f"all-reduce by {algorithm}"
+    return Exchange(name, True, run, lambda sizes, nodes: both_ways(sizes), mean)
 
 
 def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
@@ -217,8 +215,7 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
     for i, (codec, layers, payload, _) in enumerate(items):
         tiled = codec.tiled
         if tiled is not None and decodes_tiles(tiled, payload[tiled.field].size, layers):
-            # Words that travel as tiles are decoded where they lie, so they have a collective by
-            # themselves.
+            # Words that travel as tiles are decoded in place, so they have a separate collective.
             words = comm.all_gather(payload[tiled.field].reshape(-1, 8, 128), nodes, tiled.field)
             rest = {field: x for field, x in payload.items() if field != tiled.field}
             means[i] = tiled.mean(words, comm.all_gather_dict(rest, nodes) if rest else {}, layers)
@@ -229,9 +226,8 @@ def _gathered(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
         everyone = comm.all_gather_dict(joined, nodes, fields)
         for i, (codec, layers, payload, _) in enumerate(items):
             if i not in means:
-                means[i] = codec.mean(
-                    {field: everyone[f"{i:03d} {field}"] for field in payload}, layers
-                )
+                payloads = {field: everyone[f"{i:03d} {field}"] for field in payload}
+                means[i] = codec.mean(payloads, layers)
     return [means[i] for i in range(len(items))]
 
 
@@ -241,8 +237,7 @@ def gather() -> Exchange:
 
 
 def server() -> Exchange:
-    """A parameter server decodes all payloads and sends the mean back; for codes whose mean is
-    dense.
+    """A parameter server decodes all payloads and sends the mean back; for codes with dense means.
 
     There is no server process: every device gathers the uplink and computes the mean. The logical
     downlink has the size of a payload.
@@ -253,10 +248,10 @@ def server() -> Exchange:
 def nowhere() -> Exchange:
     """Nothing is sent, and the mean is zero."""
 
-    def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
-        return [jnp.zeros((values_of(item.layers),), jnp.float32) for item in items]
-
     def mean(codec: Codec, payloads: Payload, layers: Layers) -> Array:
         return jnp.zeros((values_of(layers),), jnp.float32)
+
+    def run(items: Sequence[Item], nodes: Nodes) -> list[Array | SparseSum]:
+        return [mean(item.codec, {}, item.layers) for item in items]
 
     return Exchange("nowhere", False, run, lambda sizes, nodes: (), mean)

@@ -1,14 +1,14 @@
-"""The way to make a method: a step on one node's vector, and the messages that it sends, become a
-`Compressor`.
+"""Make a method: a step on one node's vector, and its messages, become a `Compressor`.
 
     def step(phase, key, v, state, layers, nodes):
         mean = comm.pmean(v, nodes, "values")
         return Step(mean, sent=v, elements=v.size)
 
-    compressor = from_step(step, memory=error_feedback(), schedule=phases.single("mine"),
-messages=...)
+    compressor = from_step(
+        step, memory=error_feedback(), schedule=phases.single("mine"), messages=...
+    )
 
-The skeleton (`jgc.method.aggregate`) owns everything else: packing, memory, the skipped step,
+The skeleton (`jgc.method.aggregate`) does everything else: packing, memory, the skipped step,
 `Info`, the residual by parameter, the default diagnostics and the physical bytes.
 """
 
@@ -62,23 +62,22 @@ def from_step(
       sent_once: messages on entering a phase.
       transition: converts the state between two phases.
       next_phase: see `Compressor`.
-      figures: the method's diagnostics; they extend the default ones, or replace those of the same
-        name.
+      figures: the method's diagnostics; they extend or replace the default ones.
       clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no
         clipping.
       stages: codec and exchange of every phase value, with `step=None`; only `compose` gives them.
       takes_filled: whether v may have zeros behind its n values, as on TPU (`jgc.layout.devices`),
-        where a copy may be needed to cut them off. `mean` has n values all the same, and so has
-        `sent` unless it is Sparse.
+        where cutting them off may take a copy. `mean` has n values, and so has `sent` unless it is
+        Sparse.
       form: how the step takes v: "joined", as f32[n], or "layers", as a list of an array for each
         layer in its parameter's shape, biases and norms as one vector; `mean` and `sent` are then
         such lists, too.
       check: raises ValueError for parameters, arrays by path, that the method does not fit.
 
     Raises:
-      TypeError: something else in place of the memory or of the phases; in a step, of its `Step`.
-      ValueError: a negative `clip_norm`; in a step, a mean, what is sent or a state of another
-        shape.
+      TypeError: `memory` is no Memory, `schedule` no tuple of phases; in a step, its result is no
+        `Step`.
+      ValueError: a negative `clip_norm`; in a step, `mean`, `sent` or a state of another shape.
 
     Example:
       >>> from jgc import comm
@@ -96,24 +95,15 @@ def from_step(
     """
     if not isinstance(memory, Memory):
         raise TypeError(
-            f"memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got {memory!r}"
-        )
-    if not (
-        isinstance(schedule, tuple)
-        and schedule
-        and all(isinstance(phase, Phase) for phase in schedule)
-    ):
+            f"memory must be a jgc.method.memory.Memory, e.g. error_feedback(), got {memory!r}")
+    is_schedule = isinstance(schedule, tuple) and all(isinstance(x, Phase) for x in schedule)
+    if not (is_schedule and schedule):
         raise TypeError(
-            f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}"
-        )
+            f"schedule must be a tuple of jgc.Phase, e.g. phases.single('mine'), got {schedule!r}")
     if not 0 <= clip_norm < float("inf"):
         raise ValueError(
-            f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}"
-        )
-    return compressor_of(
-        Method(
-            step, stages, memory, messages, schedule, init, sent_once, transition, next_phase,
-            figures, clip_norm, form,
-            takes_filled, check,
-        )
-    )  # fmt: skip
+            f"clip_norm must be finite and at least 0 (0 for no clipping), got {clip_norm}")
+    return compressor_of(Method(
+        step, stages, memory, messages, schedule, init, sent_once, transition, next_phase,
+        figures, clip_norm, form, takes_filled, check,
+    ))  # fmt: skip

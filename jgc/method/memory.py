@@ -1,6 +1,6 @@
 """A node's memory: error feedback, momentum correction with factor masking, and local clipping.
 
-A memory is a few pure functions. Every step calls them in this order; none communicates:
+A memory is a few pure functions that do not communicate. Every step calls them in this order:
 
     local = accumulated(memory, local, g, ...)     add the gradient g f32[n] to the state
     v, local = compensate(local, g, complete)      v f32[n]: gradient plus residual
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout.leaves import squared_norm
+from jgc.layout.devices import squared_norm
 from jgc.layout.vector import Memory, accumulated, stored
 from jgc.selection.entries import Sparse, cleared, subtract
 from jgc.types import Array, Nodes, PyTree
@@ -30,8 +30,7 @@ RESIDUAL_DTYPES = ("float32", "bfloat16")
 
 
 class Corrected(NamedTuple):
-    """Local state of momentum correction: velocity u and residual r, each [n], between steps in the
-    memory's dtype."""
+    """Local state of momentum correction: u and r, each [n], in the memory's dtype."""
 
     velocity: Array
     residual: Array
@@ -115,8 +114,7 @@ def momentum_correction(
 
 
 def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32) -> Memory:
-    """Momentum without a velocity: a gradient's whole momentum series enters the residual r at
-    once.
+    """Momentum without a velocity: the sum of g's momentum series enters the residual r.
 
     The series is g (1 + m + m^2 + ...) = g / (1 - m).
 
@@ -125,14 +123,13 @@ def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32)
 
     A complete phase is ordinary momentum, u = m u + g and v = u, with r = m u / (1 - m).
 
-    The sum of all messages is that of momentum correction. But here no velocity continues in a
-    direction after it was sent. That matters because a value waits for about 1 / alpha steps, much
-    longer than momentum's 1 / (1 - m).
+    The sum of all messages is that of momentum correction, but no velocity continues in a direction
+    after it was sent. That matters because a value waits for about 1 / alpha steps, much longer
+    than momentum's 1 / (1 - m).
 
     For a value that does not wait, this is plain SGD with the learning rate divided by 1 - m. On a
-    quadratic it is stable for curvatures below 2 (1 - m) / rate; momentum is stable up to 2 (1 + m)
-    / rate. So send layers that are selected in nearly every step (norms, a small head)
-    uncompressed.
+    quadratic it is stable for curvatures below 2 (1 - m) / rate; momentum is stable up to
+    2 (1 + m) / rate. So send layers that are selected in nearly every step uncompressed.
 
     Source: ours, after Lin et al. 2018, Section 3.2.
     """
@@ -158,9 +155,8 @@ def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32)
 
 
 def momentum_only(momentum: float) -> Memory:
-    """Each node's own momentum, for methods that send everything: v = u = m u + g, no residual."""
+    """Per-node momentum for methods that send everything: v = u = m u + g, no residual."""
     check_momentum(momentum)
-
     return Memory(
         init=lambda n: jnp.zeros((n,), jnp.float32),
         accumulate=(lambda u, g, complete: momentum * u + g,),
@@ -179,24 +175,20 @@ def check_momentum(momentum: float) -> None:
 
 
 def check_residual_dtype(dtype: str) -> None:
-    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`: float16 loses small residuals, and
-    large ones."""
+    """Raise ValueError unless dtype is one of `RESIDUAL_DTYPES`; float16 has too small a range."""
     if dtype not in RESIDUAL_DTYPES:
-        raise ValueError(
-            f"residual_dtype must be one of {', '.join(RESIDUAL_DTYPES)}, got {dtype!r}"
-        )
+        names = ", ".join(RESIDUAL_DTYPES)
+        raise ValueError(f"residual_dtype must be one of {names}, got {dtype!r}")
 
 
 def make_memory(
-    correction: bool, momentum: float, masking: bool = False, at_once: bool = False, dtype: str =
-        "float32",
-    decay: float = 1.0,
+    correction: bool, momentum: float, masking: bool = False, at_once: bool = False,
+    dtype: str = "float32", decay: float = 1.0,
 ) -> Memory:  # fmt: skip
-    """The memory for these settings: momentum correction, or error feedback whose residuals decay.
+    """The memory for these settings: momentum correction, or error feedback with decay.
 
     Raises:
-      ValueError: momentum outside [0, 1), decay outside (0, 1], or a dtype that is not in
-        `RESIDUAL_DTYPES`.
+      ValueError: momentum outside [0, 1), decay outside (0, 1], an unknown dtype.
     """
     check_momentum(momentum)
     check_residual_dtype(dtype)
@@ -210,8 +202,7 @@ def make_memory(
 def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     """Clip a node's gradient to the norm max_norm / sqrt(K), before it is accumulated.
 
-    Where devices of a node divide the gradient, the norm is that of all shards; a sum over these
-    devices finds it.
+    Where devices of a node divide the gradient, the norm is that of all shards.
 
     Raises:
       ValueError: `max_norm` is not finite and positive.
@@ -220,14 +211,11 @@ def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     """
     if not 0 < max_norm < float("inf"):
         raise ValueError(f"max_norm must be finite and positive, got {max_norm}")
-    floats = [
-        g.astype(jnp.float32)
-        for g in jax.tree.leaves(grads)
-        if jnp.issubdtype(g.dtype, jnp.inexact)
-    ]
     by_axes: dict[tuple[str, ...], list[Array]] = {}  # the fast axes that divide the leaves
-    for g in floats:
-        by_axes.setdefault(comm.fast_axes(g, nodes), []).append(g)
+    for g in jax.tree.leaves(grads):
+        if jnp.issubdtype(g.dtype, jnp.inexact):
+            wide = g.astype(jnp.float32)
+            by_axes.setdefault(comm.fast_axes(wide, nodes), []).append(wide)
     squares = {axes: squared_norm(leaves) for axes, leaves in by_axes.items()}
     squared = sum(
         (comm.sum_inside(x, axes, nodes, "clipping") for axes, x in squares.items()), jnp.float32(0)

@@ -1,10 +1,8 @@
 """Logical messages: the uplink and downlink of each role, from sizes in bytes by field."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jgc.layout.pack import Layers, values_of
-from jgc.method.phases import DENSE
 from jgc.types import Message, Nodes
 
 Sizes = dict[str, float]  # bytes by field
@@ -23,21 +21,6 @@ def messages(role: str, direction: str, sizes: Sizes) -> tuple[Message, ...]:
 def both_ways(up: Sizes, down: Sizes | None = None) -> tuple[Message, ...]:
     """The messages that each node sends (`up`) and receives (`down`, by default the same)."""
     return messages("worker", "up", up) + messages("worker", "down", up if down is None else down)
-
-
-def own_or_dense(
-    own: Callable[[Any, Layers, Nodes], tuple[Message, ...]],
-    phase: Hashable,
-    layers: Layers,
-    nodes: Nodes,
-) -> tuple[Message, ...]:
-    """A method's own messages of a step; those of an all-reduce of all values in the phase with
-    value "dense"."""
-    return (
-        both_ways({"dense": 4.0 * values_of(layers)})
-        if phase == DENSE
-        else own(phase, layers, nodes)
-    )
 
 
 def led(
@@ -59,15 +42,13 @@ def scaled(messages: Sequence[Message], factor: float) -> tuple[Message, ...]:
 
 
 def added(groups: Sequence[tuple[Message, ...]]) -> tuple[Message, ...]:
-    """All groups' messages, added up by role, direction and field. In groups without a leader, it
-    is a worker."""
+    """The sum of all groups' messages. In a group without a leader, the leader is a worker."""
     has_leader = any(m.role == "leader" for messages in groups for m in messages)
     totals: dict[tuple[str, str, str], float] = {}
     for messages in groups:
-        led = any(m.role == "leader" for m in messages)
-        roles = list(messages) + [
-            m._replace(role="leader") for m in messages if has_leader and not led
-        ]
+        roles = list(messages)
+        if has_leader and not any(m.role == "leader" for m in messages):
+            roles += [m._replace(role="leader") for m in messages]
         for m in roles:
             totals[m[:3]] = totals.get(m[:3], 0) + m.bytes
     return tuple(Message(*key, size) for key, size in totals.items())

@@ -1,8 +1,7 @@
-"""Different methods for different layers, by parameter path. A combinator: no method needs settings
-for it.
+"""Different methods for different layers, by parameter path.
 
-Groups that `compose` built share collectives: if several of them use the same exchange in a phase,
-one collective carries their payloads.
+Groups that `compose` built share collectives: if several use the same exchange in a phase, one
+collective carries their payloads.
 """
 
 import re
@@ -24,21 +23,19 @@ Rule = str | Matcher  # a pattern of paths, or a function of a leaf's path and t
 
 
 def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> Compressor:
-    """Each leaf goes to the first rule whose pattern is found in its path (`re.search`), else to
-    `default`.
+    """Each leaf goes to the first rule that matches, else to `default`.
 
     Paths are the tree's keys joined by "/", e.g. "params/Conv_0/kernel". The phase is the tuple of
     the groups' phases; the default's is the last.
 
     Args:
-      rules: pairs of a rule and a compressor. A rule is a regular expression, or a function
-        `(path, leaf) -> bool` for rules about shapes. An expression must match a leaf; a function
-        need not.
+      rules: pairs of a rule and a compressor. A rule is a regular expression (`re.search`), which
+        must match a leaf, or a function `(path, leaf) -> bool`, which need not.
       default: compressor of all other leaves.
 
     Raises:
       TypeError: rules that are not pairs, or a rule that is neither a pattern nor a function;
-        something else in place of a compressor, such as settings.
+        no compressor, such as settings.
       ValueError: some groups own their momentum and others do not; two groups clip to different
         norms; a pattern is not a regular expression; or, at `init`, a pattern matches no leaf, or
         an earlier rule takes all that it matches.
@@ -47,35 +44,23 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
       >>> from jgc.compress import dense, topk
       >>> compressor = per_layer([("^Conv_0/", dense())], default=topk(alpha=0.01))
     """
-    # or a zip
-    pairs = (
-        tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, dict | str) else None
-    )
-    if pairs is None or not all(
-        isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs
-    ):
+    is_iterable = isinstance(rules, Iterable) and not isinstance(rules, dict | str)  # or a zip
+    pairs: tuple[Any, ...] = tuple(rules) if is_iterable else (None,)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise TypeError(
             "rules must be pairs, e.g. [('^head/', jgc.compress.dense())], got a "
-            f"{type(rules).__name__}"
-        )
+            f"{type(rules).__name__}")
     rules = pairs
     for compressor in (*(c for _, c in rules), default):
         check_compressor(compressor)
     members = tuple(c.method for c in (*(c for _, c in rules), default))
     if len({member.owns_momentum for member in members}) > 1:
-        names = [repr(rule) for rule, _ in rules] + ["default"]
-        own, not_own = (
-            ", ".join(
-                name
-                for name, member in zip(names, members, strict=True)
-                if member.owns_momentum == owns
-            )
-            for owns in (True, False)
-        )
+        names: dict[bool, list[str]] = {True: [], False: []}
+        for i, member in enumerate(members):
+            names[member.owns_momentum].append(repr(rules[i][0]) if i < len(rules) else "default")
         raise ValueError(
-            f"the layers of {own} own their momentum, and those of {not_own} leave it to the "
-            "optimiser: set momentum_correction alike"
-        )
+            f"the layers of {', '.join(names[True])} own their momentum, and those of "
+            f"{', '.join(names[False])} leave it to the optimiser: set momentum_correction alike")
     norms = {member.clip_norm for member in members if member.clip_norm}
     if len(norms) > 1:
         raise ValueError(f"groups of layers must clip to one norm, got {sorted(norms)}")
@@ -127,12 +112,10 @@ def check_rules(rules: Sequence[Rule], matchers: Sequence[Matcher], params: dict
             check_on_shards(matches, params)
         elif not matching:
             raise ValueError(
-                f"the pattern {rule!r} matches no parameter; there are {', '.join(params)}"
-            )
+                f"the pattern {rule!r} matches no parameter; there are {', '.join(params)}")
         elif taken.issuperset(matching):
             raise ValueError(
-                f"an earlier rule takes all that the pattern {rule!r} matches, {matching[0]} first"
-            )
+                f"an earlier rule takes all that the pattern {rule!r} matches, {matching[0]} first")
         taken.update(matching)
 
 
@@ -147,8 +130,7 @@ def matcher(rule: Rule) -> Matcher:
         return rule
     if not isinstance(rule, str | re.Pattern):
         raise TypeError(
-            f"a rule must be a pattern or a function (path, leaf) -> bool, got {rule!r}"
-        )
+            f"a rule must be a pattern or a function (path, leaf) -> bool, got {rule!r}")
     try:
         compiled = re.compile(rule)
     except re.error as error:
@@ -157,8 +139,7 @@ def matcher(rule: Rule) -> Matcher:
 
 
 def check_on_shards(matches: Matcher, params: dict[str, Any]) -> None:
-    """Raise ValueError if a function says another thing of a leaf than of its shards, which are
-    what a device sees."""
+    """Raise ValueError if a function differs between a leaf and its shards, which devices see."""
     for path, leaf in params.items():
         if not tuple(sharding_spec(leaf)):
             continue
@@ -167,5 +148,4 @@ def check_on_shards(matches: Matcher, params: dict[str, Any]) -> None:
             raise ValueError(
                 f"a rule says {bool(matches(path, leaf))} of {path} {list(leaf.shape)}, and of "
                 f"the shards that devices have of it, {list(shard.shape)}, the opposite: give a "
-                "rule about its path"
-            )
+                "rule about its path")

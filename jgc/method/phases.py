@@ -17,8 +17,7 @@ def single(value: Hashable = "compressed") -> tuple[Phase, ...]:
 
 
 def in_sequence(*spans: tuple[str, int]) -> tuple[Phase, ...]:
-    """A schedule from names and lengths in steps; the last phase never ends, empty ones are left
-    out.
+    """A schedule from names and lengths in steps, without empty phases; the last never ends.
 
     Example:
       >>> [(p.name, p.start) for p in in_sequence(("dense", 2), ("top-k", 0), ("compressed", 0))]
@@ -42,7 +41,7 @@ def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
     """The phase that a step belongs to.
 
     Raises:
-      TypeError: a compressor in place of its schedule.
+      TypeError: a compressor instead of its schedule.
       ValueError: a negative step.
 
     Example:
@@ -105,18 +104,15 @@ def _frozen(x: Any) -> Hashable:
 
 
 def combined(parts: Sequence[Phase], start: int, leading: int) -> Phase:
-    """The common phase of several groups of leaves: the tuple of their values, and the name of
-    `parts[leading]`."""
+    """The common phase of groups: the tuple of their values, and the name of `parts[leading]`."""
     return Phase(parts[leading].name, start, tuple(part.value for part in parts), tuple(parts))
 
 
 def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
-    """The common schedule of several groups of leaves: a phase's value is the tuple of the groups'
-    values.
+    """The common schedule of several groups: a phase's value is the tuple of the groups' values.
 
-    A phase is named after the schedule with the most phases, and with its first step where that
-    does not tell phases
-    apart: "dense, from step 100".
+    A phase is named after the schedule with the most phases, and if that name is not unique, also
+    after its first step: "dense, from step 100".
     """
     starts = sorted({phase.start for schedule in schedules for phase in schedule})
     leading = leader_of(schedules)
@@ -125,15 +121,12 @@ def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
         for start in starts
     ]
     names = [phase.name for phase in phases]
-    return tuple(
-        phase._replace(name=f"{phase.name}, from step {phase.start}")
-        if names.count(phase.name) > 1
-        else phase
-        for phase in phases
-    )
+    for i, phase in enumerate(phases):
+        if names.count(phase.name) > 1:
+            phases[i] = phase._replace(name=f"{phase.name}, from step {phase.start}")
+    return tuple(phases)
 
 
 def leader_of(schedules: Sequence[Sequence[Phase]]) -> int:
-    """Index of the schedule with the most phases. Ties go to the last one: in `per_layer`, the
-    default's."""
+    """Index of the schedule with the most phases; of equal ones the last, `per_layer`'s default."""
     return max(range(len(schedules)), key=lambda i: (len(schedules[i]), i))

@@ -1,12 +1,11 @@
 """The plan of a step: which leaves form a group, and which method each group has. Static.
 
-A combination (`per_layer`, `stacked`) says how leaves are split among its members. Where devices of
-a node divide the parameters, leaves that are divided alike are split off first. Who needs to know
-what a compressor does with a tree walks the groups of its plan: `jgc.method.aggregate` runs them.
+A combination (`per_layer`, `stacked`) splits leaves among its members. Before that, leaves that the
+devices of a node divide alike are split off. `jgc.method.aggregate` runs the groups of a plan.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,16 +19,10 @@ from jgc.types import NextPhase, Phase, PyTree, State
 
 
 class Part(NamedTuple):
-    """A leaf of the parameters, or one layer of a stacked leaf.
+    """A leaf of the parameters, or one layer of a stacked leaf."""
 
-    Attributes:
-      leaf: the leaf's number in tree order.
-      at: the layer's index in the leaf's leading axes; () for the whole leaf.
-      array: shape and dtype.
-    """
-
-    leaf: int
-    at: tuple[int, ...]
+    leaf: int  # the leaf's number in tree order
+    at: tuple[int, ...]  # the layer's index in the leaf's leading axes; () for the whole leaf
     array: jax.ShapeDtypeStruct
 
 
@@ -37,90 +30,43 @@ Parts = dict[str, Part]  # by path
 
 
 class Combination(NamedTuple):
-    """Several methods for the leaves of one tree, or one for other leaves than the tree's.
+    """Several methods for the leaves of one tree, or one method for other leaves than the tree's.
 
-    Attributes:
-      members: methods and combinations.
-      split: the parts of each member.
-      check: raises ValueError for parameters, by path, that the combination does not fit.
-      nested: whether phases and states are tuples with an entry for each member; if not, there is
-        one member, and they are its.
-      schedule, owns_momentum, next_phase: see `jgc.Compressor`.
-      clip_norm: see `from_step`; of the whole gradient.
+    `schedule`, `owns_momentum` and `next_phase` are as in `jgc.Compressor`.
     """
 
-    members: "tuple[Design, ...]"
-    split: Callable[[Parts], list[Parts]]
-    check: Callable[[dict[str, Any]], None] | None
-    nested: bool
+    members: "tuple[Design, ...]"  # methods and combinations
+    split: Callable[[Parts], list[Parts]]  # the parts of each member
+    check: Callable[[dict[str, Any]], None] | None  # of parameters by path, as in `from_step`
+    nested: bool  # phases and states are tuples of the members'; if not, the only member's
     schedule: tuple[Phase, ...]
     owns_momentum: bool
     next_phase: NextPhase | None
-    clip_norm: float
+    clip_norm: float  # of the whole gradient, as in `from_step`
 
 
 Design = Method | Combination
 
 
 class Group(NamedTuple):
-    """Leaves with one method and one state.
-
-    Attributes:
-      method: their method.
-      path: where their state and their phase are in a combination's; the key is folded with it.
-      shard: the number of the shards' group, 0 if no device of a node divides the parameters.
-      parts: the leaves, by path.
-      packing: their layout.
-      signature: what their state was made for.
-    """
+    """Leaves with one method and one state."""
 
     method: Method
-    path: tuple[int, ...]
-    shard: int
-    parts: Parts
+    path: tuple[int, ...]  # of their state and phase in a combination's; folded into the key
+    shard: int  # number of the shards' group, 0 if no device of a node divides the parameters
+    parts: Parts  # the leaves, by path
     packing: Packing
-    signature: Signature
+    signature: Signature  # of the parameters that their state was made for
 
 
 class Plan(NamedTuple):
-    """How a compressor treats a tree of one device's gradients.
-
-    Attributes:
-      design: the method, or the combination.
-      groups: all groups, by shards first.
-      axes: the fast axes that divide each group of shards; (()) if no leaf is divided.
-      group_of: the shards' group of each leaf.
-      by_shards: whether any leaf is divided.
-    """
+    """How a compressor treats a tree of one device's gradients."""
 
     design: Design
-    groups: tuple[Group, ...]
-    axes: tuple[tuple[str, ...], ...]
-    group_of: tuple[int, ...]
-    by_shards: bool
-
-    def state(self, states: Iterable[State]) -> State:
-        """The compressor's state, from the states of all groups."""
-        each = iter(states)
-        whole = [assembled(self.design, each) for _ in self.axes]
-        return joined_shards(whole, self.axes, self.group_of) if self.by_shards else whole[0]
-
-    def joined(self, results: Sequence[Sequence[Any]], like: PyTree) -> PyTree:
-        """The tree of all groups' leaves; `like` has its structure and shapes."""
-        leaves, treedef = jax.tree.flatten(like)
-        parts: list[dict[tuple[int, ...], Any]] = [{} for _ in leaves]
-        for group, result in zip(self.groups, results, strict=True):
-            for part, x in zip(group.parts.values(), result, strict=True):
-                parts[part.leaf][part.at] = x
-        return jax.tree.unflatten(treedef, [
-             of_leaf[()] if () in of_leaf else layers_of_leaf(of_leaf, x.shape)
-             for of_leaf, x in zip(parts, leaves, strict=True)
-        ])  # fmt: skip
-
-
-def layers_of_leaf(parts: dict[tuple[int, ...], Any], shape: tuple[int, ...]) -> Any:
-    """A stacked leaf of its layers."""
-    return jnp.stack([parts[index] for index in sorted(parts)]).reshape(shape)
+    groups: tuple[Group, ...]  # by shards first
+    axes: tuple[tuple[str, ...], ...]  # fast axes that divide each shards' group; (()) if none
+    group_of: tuple[int, ...]  # the shards' group of each leaf
+    by_shards: bool  # whether any leaf is divided
 
 
 def make_plan(
@@ -129,35 +75,26 @@ def make_plan(
     axes: tuple[tuple[str, ...], ...] | None = None,
     group_of: Sequence[int] = (),
 ) -> Plan:
-    """The plan for a tree of arrays, or shapes, of one device.
-
-    Args:
-      design: the method, or the combination.
-      tree: like the parameters.
-      axes, group_of: see `Plan`; None if no leaf is divided.
-    """
+    """The plan for a tree of one device's arrays or shapes; `axes` None if no leaf is divided."""
     parts = parts_of(tree)
     shards = [parts]
     if axes is not None:
-        numbered = list(
-            zip(sorted(parts), (group_of[parts[path].leaf] for path in sorted(parts)), strict=True)
-        )
-        shards = [{path: parts[path] for path, i in numbered if i == k} for k in range(len(axes))]
+        shards = [{} for _ in axes]
+        for name in sorted(parts):
+            shards[group_of[parts[name].leaf]][name] = parts[name]
     groups = []
     for shard, inside in enumerate(shards):
-        for method, path, own in walk(design, inside):
-            arrays = OrderedDict((name, part.array) for name, part in own.items())
-            groups.append(
-                Group(method, path, shard, own, make_packing(arrays), signature_of(arrays))
-            )
+        for method, path, members in walk(design, inside):
+            arrays = OrderedDict((name, part.array) for name, part in members.items())
+            packing, signature = make_packing(arrays), signature_of(arrays)
+            groups.append(Group(method, path, shard, members, packing, signature))
     return Plan(design, tuple(groups), axes or ((),), tuple(group_of), axes is not None)
 
 
 def parts_of(tree: PyTree, divided: bool = False) -> Parts:
     """The leaves of a tree by path, in tree order; with `divided`, arrays have their shardings."""
-    paths, leaves = leaf_paths(tree), jax.tree.leaves(tree)
     parts = {}
-    for i, (path, x) in enumerate(zip(paths, leaves, strict=True)):
+    for i, (path, x) in enumerate(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)):
         sharding = x.sharding if divided and tuple(sharding_spec(x)) else None
         parts[path] = Part(i, (), jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
     return parts
@@ -187,13 +124,21 @@ def phases_of(design: Design, phase: Any) -> list[Hashable]:
     if not (isinstance(phase, tuple) and len(phase) == len(design.members)):
         raise ValueError(
             f"phase must be a tuple of {len(design.members)}, the phases of all groups, got "
-            f"{phase!r}"
-        )
-    return [
-        x
-        for member, part in zip(design.members, phase, strict=True)
-        for x in phases_of(member, part)
-    ]
+            f"{phase!r}")
+    pairs = zip(design.members, phase, strict=True)
+    return [x for member, part in pairs for x in phases_of(member, part)]
+
+
+def check_phase(design: Design, phase: Any) -> None:
+    """Raise TypeError for a `Phase` instead of its value, ValueError for an unknown phase."""
+    if isinstance(phase, Phase):
+        raise TypeError(
+            f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}")
+    values = [known.value for known in design.schedule]
+    if design.next_phase is not None:
+        phases_of(design, phase)  # raises
+    elif phase not in values:
+        raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
 
 
 def check_fits(design: Design, parts: Parts) -> None:
@@ -217,6 +162,14 @@ def any_residual(design: Design) -> bool:
     """Whether a node has a residual. Makes states of one value."""
     memories = (method.memory for method, *_ in walk(design, {}))
     return any(memory.residual(memory.init(1)) is not None for memory in memories)
+
+
+def layers_of_leaf(parts: dict[tuple[int, ...], Any], shape: tuple[int, ...]) -> Any:
+    """A stacked leaf of its layers."""
+    return jnp.stack([parts[index] for index in sorted(parts)]).reshape(shape)
+
+
+# --- the states of groups in a compressor's state -------------------------------------------------
 
 
 def part_of(state: State, path: tuple[int, ...]) -> State:

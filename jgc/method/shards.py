@@ -1,9 +1,9 @@
 """Compress gradients whose leaves are divided among the devices of a node (FSDP, tensor parallel).
 
-Each device compresses its own shards and meets the same device of the other nodes over the slow
-axes. Leaves that are divided over the same fast axes form a group with a state of its own: a
-vector, its residual, its layers, which are shards of leaves. Leaves that no device divides are a
-group, too; every device of a node computes it alike.
+Each device compresses its shards and meets the same device of the other nodes over the slow axes.
+Leaves that are divided over the same fast axes form a group with a separate state: a vector, its
+residual, its layers, which are shards of leaves. Leaves that no device divides are a group, too;
+every device of a node computes it alike.
 """
 
 import math
@@ -21,17 +21,11 @@ from jgc.types import Array, Info, Key, Nodes, PyTree, State
 
 
 class Shards(NamedTuple):
-    """How the leaves of a tree are divided inside a node. Static.
+    """How the leaves of a tree are divided inside a node. Static."""
 
-    Attributes:
-      axes: the fast axes of each group of leaves.
-      group_of: the group of each leaf, in tree order.
-      shapes: shapes and dtypes of one device's shards, a tree like the parameters.
-    """
-
-    axes: tuple[tuple[str, ...], ...]
-    group_of: tuple[int, ...]
-    shapes: PyTree
+    axes: tuple[tuple[str, ...], ...]  # the fast axes of each group of leaves
+    group_of: tuple[int, ...]  # the group of each leaf, in tree order
+    shapes: PyTree  # shapes and dtypes of one device's shards, a tree like the parameters
 
 
 def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
@@ -54,13 +48,12 @@ def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
         axes_of.append(tuple(axis for axis in nodes.fast if any(axis in dim for dim in over)))
         shapes.append(jax.ShapeDtypeStruct(tuple(shape), leaf.dtype))
     axes = tuple(dict.fromkeys(axes_of))
-    group_of = tuple(axes.index(one) for one in axes_of)
+    group_of = tuple(map(axes.index, axes_of))
     return Shards(axes, group_of, jax.tree.unflatten(treedef, shapes))
 
 
 def placed(make: Callable[[], State], nodes: Nodes) -> State:
-    """The state that `make` computes, each part on its own device: no device ever holds all of
-    it."""
+    """The state that `make` computes, each part on its device: no device ever holds all of it."""
     placements = placements_of(jax.eval_shape(make))
     mesh: Any = nodes.mesh
     shardings = jax.tree.map(lambda x: NamedSharding(mesh, spec(x, nodes)), placements)
@@ -74,19 +67,19 @@ def key_of(key: Key, group: int, axes: tuple[str, ...]) -> Key:
 
 
 def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes) -> Info:
-    """A device's share of its node's `Info`, from those of all groups.
+    """A device's share of its node's `Info`, from the infos of all groups.
 
     Figures of a node are the sums over its devices, and of residual norms the root of the sum of
     squares. So a group that several devices compute alike counts on the first of them only.
     """
 
-    def counted(x: Array, own: tuple[str, ...]) -> Array:
-        others = tuple(axis for axis in nodes.fast if axis not in own)
+    def counted(x: Array, dividing: tuple[str, ...]) -> Array:
+        others = tuple(axis for axis in nodes.fast if axis not in dividing)
         first = lax.axis_index(others) == 0 if others else jnp.bool_(True)
         return comm.vary_over(jnp.where(first, x, jnp.zeros_like(x)), nodes.fast)
 
     norms, elements, overflow = (
-        jnp.stack([counted(info[i], own) for info, own in zip(infos, axes, strict=True)])
+        jnp.stack([counted(info[i], over) for info, over in zip(infos, axes, strict=True)])
         for i in range(3)
     )
     finite = comm.vary_over(infos[0].finite, nodes.fast)
@@ -96,8 +89,7 @@ def sum_of(infos: Sequence[Info], axes: Sequence[tuple[str, ...]], nodes: Nodes)
 
 
 def info_of_node(info: Info, nodes: Nodes) -> Info:
-    """A node's `Info`, equal on its devices, from each device's share (see `sum_of`); any other
-    `Info` as it is."""
+    """A node's `Info`, equal on its devices, from each device's share (see `sum_of`)."""
     axes = comm.fast_axes(info.residual_norm, nodes)
     if not axes:
         return info
@@ -112,8 +104,7 @@ def info_of_node(info: Info, nodes: Nodes) -> Info:
 def whole(
     parts: Array, leaf_spec: Sequence[Any], axes: tuple[str, ...], sizes: Mapping[str, int]
 ) -> Array:
-    """The array whose shards are `parts` [F, ...], in the order of the mesh axes `axes`, of these
-    sizes.
+    """The array whose shards are `parts` [F, ...], in the order of the mesh axes `axes`.
 
     Example:
       >>> parts = jnp.array([[[1], [3]], [[2], [4]]])

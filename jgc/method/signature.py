@@ -1,5 +1,4 @@
-"""What a compressor's state was made for: the parameters' paths, shapes and dtypes, and the
-compressor itself."""
+"""Signatures: the parameters that a compressor's state was made for, and checks against them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +17,13 @@ from jgc.types import Init, Nodes, PyTree, State
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Signature:
-    """Paths, shapes and dtypes of the parameters that a state was made for. A part of the state
-    without arrays."""
+    """Paths, shapes and dtypes of the parameters that a state was made for. Static."""
 
     leaves: tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def signature_of(tree: PyTree) -> Signature:
-    """The signature of a tree of arrays. Of leaves that are not packed it has no dtype: their
-    gradients are float0.
+    """The signature of a tree of arrays, without dtypes of integers: their gradients are float0.
 
     Example:
       >>> signature_of({"w": jnp.zeros((2, 3)), "steps": jnp.int32(0)}).leaves
@@ -40,27 +37,24 @@ def signature_of(tree: PyTree) -> Signature:
     return Signature(tuple(zip(leaf_paths(tree), shapes, dtypes, strict=True)))
 
 
-def check_signature(found: Signature, at_init: Signature) -> None:
-    """Raise ValueError, naming the leaf, unless gradients have the paths, shapes and dtypes of the
-    parameters."""
-    if found == at_init:
+def check_signature(signature: Signature, at_init: Signature) -> None:
+    """Raise ValueError, naming the leaf, unless gradients are like the parameters."""
+    if signature == at_init:
         return
-    own, first = (
-        {path: (shape, dtype) for path, shape, dtype in x.leaves} for x in (found, at_init)
+    now, first = (
+        {path: (shape, dtype) for path, shape, dtype in x.leaves} for x in (signature, at_init)
     )
-    for path in (*first, *own):
-        if path not in own:
+    for path in (*first, *now):
+        if path not in now:
             raise ValueError(
                 f"the gradients lack the leaf {path!r} that the parameters had at init: "
-                f"{_names(own)}"
-            )
+                f"{_names(now)}")
         if path not in first:
             raise ValueError(
                 f"the gradients have the leaf {path!r} that the parameters did not have at init: "
-                f"{_names(first)}"
-            )
-        if own[path] != first[path]:
-            (shape, dtype), (right_shape, right_dtype) = own[path], first[path]
+                f"{_names(first)}")
+        if now[path] != first[path]:
+            (shape, dtype), (right_shape, right_dtype) = now[path], first[path]
             cure = "give init what the gradients are taken with respect to"
             if shape and shape[1:] == right_shape:
                 cure = "its first axis seems to be the nodes': call aggregate inside jgc.on_nodes, "
@@ -76,22 +70,19 @@ def check_signature(found: Signature, at_init: Signature) -> None:
                 )
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
-                f"{right_dtype}{list(right_shape)}: {cure}"
-            )
+                f"{right_dtype}{list(right_shape)}: {cure}")
     raise ValueError(
-        "the leaves of the gradients come in another order than those of the parameters at init"
-    )
+        "the leaves of the gradients come in another order than those of the parameters at init")
 
 
 def check_state(
     init: Init, params: PyTree, state: State, nodes: Nodes, field: str = "this state"
 ) -> None:
-    """Raise ValueError, naming a leaf, unless a state has the leaves of those that `init` makes,
-    and their dtypes.
+    """Raise ValueError, naming a leaf, unless a state has the leaves and dtypes of `init`'s.
 
-    Of shared leaves shapes are compared, too; local ones may have the node axis. `check_signature`
-    finds a state that was made for other parameters; here it passes. `field` names the state's
-    place in a loop's.
+    Shapes of shared leaves are compared, too; local ones may have the node axis. A state that was
+    made for other parameters passes; `check_signature` finds it. `field` names the state's place in
+    a loop's.
     """
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x)), params
@@ -119,8 +110,7 @@ def check_like(made: State, state: State, field: str = "this state") -> None:
             raise ValueError(
                 _of_another(
                     field, f"its leaf {name!r} is {leaves[name].dtype}, and this one's is {x.dtype}"
-                )
-            )
+                ))
 
 
 def _of_another(field: str, differs: str) -> str:

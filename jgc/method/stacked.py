@@ -21,23 +21,21 @@ from jgc.types import Compressor
 
 
 def stacked(rule: Rule, compressor: Compressor) -> Compressor:
-    """Treat every leaf [L, ...] that matches as L layers, in any method and any combination of
-    methods.
+    """Treat every leaf [L, ...] that matches as L layers, in any method or combination.
 
-    The result is that of the same tree with a tuple of L leaves [...] in place of the leaf, bit for
-    bit. The layers' paths are then "blocks/kernel/0", "blocks/kernel/1" and so on; a `per_layer`
-    inside `stacked` sees these, one around it sees the path of the whole leaf. Layers of at most
-    one dimension, from stacked biases and norm parameters [L, d], join the one layer of biases and
-    norms, as in a model without a scan. Gradients, aggregate and `jgc.residual` keep the
-    parameters' shapes.
+    The result is bit for bit that of the same tree with a tuple of L leaves [...] for the leaf. The
+    layers' paths are "blocks/kernel/0", "blocks/kernel/1" and so on; a `per_layer` inside `stacked`
+    sees these, one around it sees the path of the whole leaf. Layers of at most one dimension, from
+    stacked biases and norm parameters [L, d], join the one layer of biases and norms, as in a model
+    without a scan. Gradients, aggregate and `jgc.residual` keep the parameters' shapes.
 
     Args:
-      rule: a regular expression that is searched for in leaf paths, or a function
-        `(path, leaf) -> bool`. An expression must match a leaf; a function need not.
+      rule: a regular expression that is searched for in leaf paths and must match one, or a
+        function `(path, leaf) -> bool`.
       compressor: a method, or a combination of methods.
 
     Raises:
-      TypeError: something else in place of a compressor, such as settings.
+      TypeError: no compressor, such as settings.
       ValueError: the rule is not a regular expression; or, at `init`, it matches no leaf, or one of
         fewer than two dimensions.
 
@@ -67,8 +65,7 @@ def stacked(rule: Rule, compressor: Compressor) -> Compressor:
 
 
 def split_layers(matches: Matcher, parts: Parts) -> list[Parts]:
-    """The parts with L layers for every stacked leaf. The result has one entry, of the one
-    member."""
+    """The parts with L layers for every stacked leaf, as a list for the one member."""
     layers: Parts = {}
     for path, (leaf, index, array) in parts.items():
         # Integers stay whole: no method sends them, and their gradients may be of float0, which no
@@ -85,25 +82,19 @@ def split_layers(matches: Matcher, parts: Parts) -> list[Parts]:
 
 
 def check_stacked(rule: Rule, matches: Matcher, params: dict[str, Any], about_layers: bool) -> None:
-    """Raise ValueError if a pattern matches no leaf, or one that cannot be stacked.
-
-    `about_layers`: whether the member has rules about layers.
-    """
+    """Raise ValueError if a pattern matches no leaf, or one that cannot be stacked."""
     if callable(rule):
         check_on_shards(matches, params)
     stacked = {path: x for path, x in params.items() if matches(path, x)}
     if not stacked and not callable(rule):
         raise ValueError(
-            f"the pattern {rule!r} matches no parameter to stack; there are {', '.join(params)}"
-        )
+            f"the pattern {rule!r} matches no parameter to stack; there are {', '.join(params)}")
     for path, x in stacked.items():
         if len(x.shape) < 2:
             raise ValueError(
                 f"a stacked parameter has the dimensions [L, ...], at least two, got {path} "
-                f"{list(x.shape)}: give a pattern that leaves it out"
-            )
+                f"{list(x.shape)}: give a pattern that leaves it out")
         if about_layers and next(iter(sharding_spec(x)), None) is not None:
             raise ValueError(
                 f"{path!r} is divided over its layers, dimension 0, and every device numbers its "
-                "own from 0, so rules about layers would find others: divide another dimension"
-            )
+                "layers from 0, so rules about layers would find others: divide another dimension")

@@ -1,5 +1,4 @@
-"""A compressor's first state: made group by group, in each device's shards where nodes divide
-them."""
+"""A compressor's first state, made group by group, and the check of a later one."""
 
 from functools import partial
 from typing import Any
@@ -16,16 +15,19 @@ from jgc.method.plan import (
     check_fits,
     joined_shards,
     make_plan,
+    part_of,
     parts_of,
+    shard_states,
 )  # fmt: skip
 from jgc.method.shards import shards_of
+from jgc.method.signature import check_like, check_signature
 from jgc.method.step import Local
 from jgc.nodes.placing import per_node
 from jgc.types import Key, Nodes, PyTree, State
 
 
 def plan_of(design: Design, params: PyTree, nodes: Nodes, check: bool = True) -> Plan:
-    """The plan for parameters, or their shapes; with shardings where devices of a node divide them.
+    """The plan for parameters, or their shapes; with shardings if devices of a node divide them.
 
     Raises:
       ValueError: the method does not fit the parameters or their shards.
@@ -39,8 +41,7 @@ def plan_of(design: Design, params: PyTree, nodes: Nodes, check: bool = True) ->
 
 
 def first_state(plan: Plan, key: Key, nodes: Nodes) -> State:
-    """The state of all groups before the first step. A method's shared state is drawn for each
-    device's shards by itself."""
+    """The state of all groups before the first step; shared parts are drawn for each device."""
     if not plan.by_shards:
         return of_shard(plan, 0, nodes, key)
     states = []
@@ -68,9 +69,21 @@ def of_group(group: Group, key: Key, nodes: Nodes) -> State:
     for i in group.path:
         key = jax.random.fold_in(key, i)
     shared, per_node_state = method.init(key, packing.layers, nodes)
-    kept: Any = ()
+    memory: Any = ()
     if method.form != "leaves":
         form: Any = by_layer if method.form == "layers" else vector
-        kept = form.first(method.memory, packing, nodes)
-    local = Local(kept, per_node_state, group.signature)
+        memory = form.first(method.memory, packing, nodes)
+    local = Local(memory, per_node_state, group.signature)
     return State(shared, jax.tree.map(lambda x: per_node(x, nodes), local))
+
+
+def check_states(plan: Plan, made: State, state: State) -> None:
+    """Raise ValueError, naming a leaf, for a state of other parameters or another compressor.
+
+    `made`: the shapes of the state that init makes, with a node axis in its local part.
+    """
+    shards = shard_states(state)
+    for like, shard in zip(shard_states(made), shards, strict=True):
+        check_like(like, shard)
+    for group in plan.groups:
+        check_signature(group.signature, part_of(shards[group.shard], group.path).local.signature)

@@ -17,35 +17,25 @@ from jgc.types import Array, Key, Message, NextPhase, Nodes, Phase, PyTree, Stat
 class Step(NamedTuple):
     """The result of a method's step on one node.
 
-    Attributes:
-      mean: f32[n] or SparseSum, the aggregate, equal on all nodes.
-      sent: f32[n] or Sparse, the part of v that counts as sent; the residual becomes v - sent.
-      shared: the method's shared state after the step.
-      per_node: the method's per-node state after the step, without the memory's.
-      elements: how many values this node's message encodes.
-      overflow: how many selected values did not fit into a buffer of fixed size.
-      onto: f32[n] or None. The aggregate is the mean added to it, and becomes the method's shared
-        state.
-
     In a method that takes v by layer, `mean` and `sent` are lists of an array for each layer.
     """
 
-    mean: Any
-    sent: Any
-    shared: PyTree = ()
-    per_node: PyTree = ()
-    elements: int | Array = 0
-    overflow: int | Array = 0
+    mean: Any  # f32[n] or SparseSum, the aggregate, equal on all nodes
+    sent: Any  # f32[n] or Sparse, the part of v that counts as sent; the residual is v - sent
+    shared: PyTree = ()  # the method's shared state after the step
+    per_node: PyTree = ()  # the method's per-node state after the step, without the memory's
+    elements: int | Array = 0  # number of values that this node's message encodes
+    overflow: int | Array = 0  # selected values that did not fit into a buffer of fixed size
+    # f32[n]: the aggregate is the mean added to it, and becomes the method's shared state
     onto: Array | None = None
 
 
 class Local(NamedTuple):
-    """A node's local state: the memory's, the method's per-node state, and a description of the
-    parameters it was made for."""
+    """A node's local state."""
 
     memory: PyTree
-    per_node: PyTree
-    signature: Signature
+    per_node: PyTree  # of the method
+    signature: Signature  # of the parameters that it was made for
 
 
 class StepFn(Protocol):
@@ -66,15 +56,13 @@ class StepFn(Protocol):
 
 
 class InitFn(Protocol):
-    """`init(key, layers, nodes) -> (shared, per_node)`: the method's first state; `per_node` is
-    of one node."""
+    """`init(key, layers, nodes) -> (shared, per_node of one node)`: the method's first state."""
 
     def __call__(self, key: Key, layers: Layers, nodes: Nodes, /) -> tuple[PyTree, PyTree]: ...
 
 
 class MessagesFn(Protocol):
-    """`messages(phase, layers, nodes)`: the messages of each role in a step of a phase, or once on
-    entering it."""
+    """`messages(phase, layers, nodes)`: messages in a step of a phase, or once on entering it."""
 
     def __call__(self, phase: Any, layers: Layers, nodes: Nodes, /) -> tuple[Message, ...]: ...
 
@@ -89,22 +77,13 @@ class FiguresFn(Protocol):
 
 
 class Method(NamedTuple):
-    """One method, as `jgc.method.from_step` takes its parts.
+    """The arguments of `jgc.method.from_step`, which documents them.
 
-    Attributes:
-      step: one step on one node; None with `stages`.
-      stages: codec and exchange of every phase value, if `compose` made the method. Groups of
-        leaves whose exchanges have the same name share one collective.
-      form: how the method takes v: "joined", f32[n]; "layers", a list of an array for each layer;
-        or "leaves": the exact mean of every leaf, if no other group shares its all-reduce.
-      check: raises ValueError for parameters, by path, that the method does not fit; None for a
-        method that fits all.
-      memory, messages, schedule, init, sent_once, transition, next_phase, figures, clip_norm: see
-        `from_step`.
+    With `form` "leaves" a step is the exact mean of every leaf, unless groups share an all-reduce.
     """
 
-    step: StepFn | None
-    stages: dict[Hashable, Any] | None
+    step: StepFn | None  # None with `stages`
+    stages: dict[Hashable, Any] | None  # codec and exchange of every phase value, by `compose`
     memory: Memory
     messages: MessagesFn
     schedule: tuple[Phase, ...]

@@ -1,8 +1,4 @@
-"""A compressor's step as a function of whole arrays: what is compiled, counted and timed.
-
-`jgc.on_nodes` runs one node's code on the node axis. Here it runs `aggregate`, with the placements
-of its arguments.
-"""
+"""A compressor's step as a function of whole arrays: `aggregate` run by `jgc.on_nodes`."""
 
 from collections.abc import Callable, Hashable
 
@@ -26,9 +22,8 @@ def step_on_nodes(
 ) -> Callable:
     """`aggregate` on whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K]).
 
-    `params` and `state` are the placements of the parameters and of the compressor's state
-    (`jgc.placements_of`). Where devices of a node divide the parameters, `info` is that of each
-    device, [K, F].
+    `params` and `state` are placements (`jgc.placements_of`). Where devices of a node divide the
+    parameters, `info` is [K, F], of each device.
     """
 
     def one(key, grads, state):
@@ -41,14 +36,13 @@ def step_on_nodes(
 def step_of_shapes(
     compressor: Compressor, phase: Hashable, shapes: PyTree, nodes: Nodes
 ) -> tuple[Callable, tuple]:
-    """A step on whole arrays, and the shapes of its arguments as they lie on the devices: nothing
-    is computed.
+    """A step on whole arrays, and the shapes of its arguments on the devices. Computes nothing.
 
     Args:
       compressor: any of `jgc.compress`.
       phase: value of the phase.
       shapes: a tree like the parameters; with shardings, where devices of a node divide them.
-      nodes: the layout; its devices need not be here.
+      nodes: the layout; its devices need not be present.
 
     Returns:
       `(key, grads [K, ...], state) -> (aggregated, state, info)`, see `step_on_nodes`, and the

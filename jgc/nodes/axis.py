@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.checks.misuse import check_arrays, check_nodes, path_of
+from jgc.checks.misuse import check_nodes, path_of
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
@@ -120,7 +120,13 @@ def on_nodes(
         return jax.sharding.reshard(jnp.asarray(x), NamedSharding(mesh, spec(placement, nodes)))
 
     def checked(*args):
-        check_arguments(args, ins, nodes)
+        if len(args) != len(ins):
+            raise ValueError(
+                f"ins has {len(ins)} placements, and the function was called with {len(args)} "
+                "arguments"
+            )
+        for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
+            check_node_axes(placements, arg, nodes, f"argument {i}")
         if explicit:  # on Auto axes, shard_map divides the arguments itself
             args = map_placed(divided, ins, args)
         try:
@@ -207,15 +213,6 @@ def _partitioned(
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(placement, nodes)))
 
     return lambda *args: map_placed(constrained, outs, on_slow(*args))
-
-
-def check_arguments(args: tuple, ins: tuple, nodes: Nodes) -> None:
-    """Raise ValueError or TypeError, naming the argument, unless each fits its placements."""
-    if len(args) != len(ins):
-        raise ValueError(f"ins has {len(ins)} placements, and the call {len(args)} arguments")
-    for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
-        check_arrays(arg, or_numbers=True)
-        check_node_axes(placements, arg, nodes, f"argument {i}")
 
 
 @contextmanager

@@ -17,12 +17,13 @@ from jgc import comm
 from jgc.backend import backend_of
 from jgc.checks.misuse import check_loss, check_nodes
 from jgc.comm.jaxprs import evaluated
-from jgc.nodes.axis import check_arguments, on_nodes, varying, without_others
+from jgc.nodes.axis import on_nodes, varying, without_others
 from jgc.nodes.placement import (
     BATCH,
     LOCAL,
     SHARED,
     any_divided,
+    check_node_axes,
     locally,
     map_placed,
     on_node_axis,
@@ -141,8 +142,10 @@ def unrolled(unroll: bool | None, nodes: Nodes) -> bool:
 
 
 def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
-    """The shapes of a loss's arguments: one node's, and of its examples one device's."""
-    check_arguments(args, ins, nodes)
+    """The shapes of the arguments where a loss sees them: one node's, and of its examples one
+    device's."""
+    for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
+        check_node_axes(placements, arg, nodes, f"argument {i}")
 
     def shape(placement, x):
         dims = jnp.shape(x)[on_node_axis(placement) :]

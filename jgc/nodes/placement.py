@@ -8,12 +8,13 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.checks.misuse import leaves_by_path, path_of
+from jgc.checks.misuse import check_arrays, leaves_by_path, path_of
 from jgc.checks.optax_states import check_composition, is_accumulator
 from jgc.types import Nodes, PyTree, State
 
@@ -85,15 +86,18 @@ def check_placements(placements: PyTree) -> None:
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
     """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
 
-    A batch whose arrays [K, b, ...] all have b = 0 is an error, too: its mean loss is NaN.
+    A leaf that is neither an array nor a number is a TypeError. A batch whose arrays [K, b, ...]
+    all have b = 0 is an error, too: the mean loss of no examples is NaN.
     """
-    # K, except in layouts where one node stands for all (`comm.local_copies`)
+    # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
     parts = nodes.size(nodes.fast) if nodes.fast else 1
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     batches = []  # shapes [K, b, ...]
     each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
     for (path, x), placement in zip(leaves, each, strict=True):
+        if not (hasattr(x, "dtype") or isinstance(x, Number)):
+            check_arrays(tree, or_numbers=True)  # raises
         if not on_node_axis(placement):
             continue
         shape = getattr(x, "shape", ())

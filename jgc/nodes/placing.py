@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
-from jgc.checks.misuse import check_arrays, check_nodes, is_key
+from jgc.checks.misuse import check_nodes, is_key
 from jgc.nodes.placement import BATCH, LOCAL, check_node_axes, check_placements, is_placement, spec
 from jgc.types import Array, Nodes, PyTree
 
@@ -25,7 +25,6 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     """
     check_nodes(nodes)
     check_placements(placements)
-    check_arrays(tree, or_numbers=True)
     check_node_axes(placements, tree, nodes, "the tree")
     if nodes.mesh is None:
         return jax.tree.map(lambda x: jnp.asarray(_strong(x)), tree)

@@ -1,14 +1,13 @@
 """The k largest values of every chunk of neighbouring values of a layer: made for accelerators.
 
 Exact top-k of a layer of n values needs several passes over all n or a long sort. Chunks need
-neither: each is a row of one matrix [chunks, 4096], and one search takes all rows at once. Sizes
-are static, and no chunk waits for another.
+neither: each is a row of one matrix [chunks, 4096], and one search takes all rows. Sizes are
+static, and no chunk waits for another.
 
-Chunks are cut within layers, and a layer's last chunk may be shorter. A layer smaller than a chunk
-is one chunk; biases and norms are one layer. So a layer's number of values is known, as for exact
-top-k: scales of value codes, `min_values` and shards need no other rule. A chunk across two layers
-would send nearly nothing of the layer with the smaller gradients. The cost is one shorter chunk a
-layer.
+Chunks are cut within layers: a chunk across two layers would send nearly nothing of the layer with
+the smaller gradients. A layer's last chunk may be shorter, biases and norms are one layer, and a
+layer smaller than a chunk is one chunk. So a layer's number of values is known, as for exact top-k:
+scales of value codes, `min_values` and shards need no other rule.
 
 Positions travel as indices within their chunk, log2(4096) = 12 bits, if a chunk sends at most 4
 values; else in Elias-Fano code over all layers, which then is shorter:
@@ -18,9 +17,8 @@ values; else in Elias-Fano code over all layers, which then is shorter:
                 16        12.0          10.0                      9.2     10.0
                 64        12.0           8.0                      7.4      8.0
 
-Indices pack and unpack without a scatter or gather, which are slow on TPUs. At 4 of 4,096 only the
-order of a chunk's indices is wasted, log2(4!) / 4 = 1.1 bits a position: one of the C(4096, 4)
-choices would take 44 bits, not 48, and arithmetic of 64 bits.
+Indices pack and unpack without a scatter or gather, which are slow on TPUs. At 4 of 4,096 they
+waste only the order of a chunk's indices, log2(4!) / 4 = 1.1 bits a position.
 """
 
 from functools import lru_cache
@@ -45,23 +43,14 @@ _INDICES = 4  # up to this number of values a chunk, indices are as short as Eli
 
 
 class Chunks(NamedTuple):
-    """The chunks of all layers, in their order. Static.
+    """The chunks of all layers, in their order. Static."""
 
-    Attributes:
-      length: values of a whole chunk.
-      most: k of a whole chunk, without `min_values`.
-      starts: i32[chunks], in the vector.
-      sizes: i32[chunks].
-      counts: i32[chunks], the number k of values to take from each.
-      of_layers: number of values to take from each layer.
-    """
-
-    length: int
-    most: int
-    starts: np.ndarray
-    sizes: np.ndarray
-    counts: np.ndarray
-    of_layers: tuple[int, ...]
+    length: int  # values of a whole chunk
+    most: int  # k of a whole chunk, without `min_values`
+    starts: np.ndarray  # i32[chunks], in the vector
+    sizes: np.ndarray  # i32[chunks]
+    counts: np.ndarray  # i32[chunks], the number k of values to take from each
+    of_layers: tuple[int, ...]  # number of values to take from each layer
 
 
 def check_chunk(alpha: float, chunk: int) -> None:
@@ -72,8 +61,7 @@ def check_chunk(alpha: float, chunk: int) -> None:
         raise ValueError(
             f"selection='chunks' sends at least one value of every {chunk}: the share that is sent "
             "(alpha; of egc and threshold_v what ratio and capacity come to) must be at least "
-            f"1/{chunk}, got {alpha:.3g}; give a longer chunk, or selection='layer'"
-        )
+            f"1/{chunk}, got {alpha:.3g}; give a longer chunk, or selection='layer'")
 
 
 @lru_cache
@@ -135,8 +123,8 @@ def largest_in_chunks(v: Array, layers: Layers, chunks: Chunks) -> Array:
         every = zip(starts.tolist(), sizes.tolist(), counts.tolist(), strict=True)
         return largest_in_ranges(v, [Range(*x) for x in every])
     # Chunks are searched in batches: the longest stretch of whole ones, which is nearly everything
-    # and must not be copied, and all others joined. Of chunks shorter than `length` the smallest
-    # values are left out. Small layers of which `min_values` asks for more have separate batches.
+    # and must not be copied, and all others joined. Shorter chunks drop their smallest values.
+    # Small layers for which `min_values` asks for more have separate batches.
     searched, in_longest = np.maximum(counts, chunks.most), _in_longest(chunks)
     batches = dict.fromkeys(zip(in_longest.tolist(), searched.tolist(), strict=True))
     # The barrier keeps XLA from cutting chunks out of each layer's gradient, not out of their sum.
@@ -194,10 +182,9 @@ def stretches(starts: np.ndarray, sizes: np.ndarray, length: int) -> list[tuple[
 def largest_of_rows(rows: Array, k: int) -> Array:
     """Where the k largest values of every row are, i32[rows, k], largest first.
 
-    Ties go to the lower position. On TPU `lax.top_k`: of the ways tried it has the fewest cycles
-    (docs/results/chunks.md). On CPU it takes 13 ns a value. So there are two searches in fewer
-    values: for the k blocks of b neighbours with the largest maxima, which hold the k largest
-    values (see `jgc.selection.top_k`), and in these.
+    Ties go to the lower position. On TPU `lax.top_k` has the fewest cycles of the ways tried
+    (docs/results/chunks.md). On CPU it takes 13 ns a value: there one search finds the k blocks of
+    b neighbours with the largest maxima (`jgc.selection.top_k`), and a second searches these.
 
     Example:
       >>> largest_of_rows(jnp.array([[1.0, 4.0, 3.0, 4.0]]), 2)
@@ -236,10 +223,7 @@ def largest_in_rows(x: Array, k: int) -> Array:
 
 
 def pack_chunk_positions(positions: Array, layers: Layers, chunks: Chunks) -> Array:
-    """Positions i32[mu] of `largest_in_chunks` as u32[words].
-
-    Indices in their chunks, or Elias-Fano code.
-    """
+    """Positions of `largest_in_chunks` as u32[words]: indices in chunks, or Elias-Fano code."""
     if chunks.most > _INDICES:
         return elias_fano.encode(positions, values_of(layers))
     indices = positions - np.repeat(chunks.starts, chunks.counts)

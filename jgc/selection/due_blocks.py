@@ -1,16 +1,15 @@
 """Blocks of neighbouring values that are due: a step searches a few, and nodes learn which.
 
-A value waits for hundreds of steps until it is among the largest, and need not be looked at in all
-of them. So a step searches a few blocks of each layer, the most due ones, the same on all nodes. A
-position then is one among the values of these blocks: with 64 candidates for each value sent it
+A value waits for hundreds of steps until it is among the largest, and most of them need not search
+it. So a step searches a few blocks of each layer, the most due ones, the same on all nodes. A
+position is then one among the values of these blocks: with 64 candidates for each value sent it
 takes 8 bits, however long the vector is.
 
-All nodes receive all positions, and so learn alike how often values of a block are sent. A block is
-due in proportion: when about as many of its values should have become large as of any other. In
-turns of equal length, values that are sent often would wait longer; what that costs is on
-docs/results/learned_positions. Every block counts for one value and a quarter of its layer's mean
-more than was sent of it: so one value more or less does not decide at first, and the turn of all
-comes. Rates and turns are integers: nodes hold the same bits in every layout.
+All nodes receive all positions, and so learn alike how often values of a block are sent. A block's
+turn comes when about as many of its values should have become large as of any other block. In turns
+of equal length, values that are sent often would wait longer (docs/results/learned_positions shows
+the cost). Each block's rate gets a prior of 1 + mean/4, so that one early value does not starve the
+others. Rates and turns are integers: nodes hold the same bits in every layout.
 
     rates = first(layers)
     blocks = due(rates, cut)                      # i32[m], ascending within each layer
@@ -36,35 +35,21 @@ _FADING = 9  # a step takes the 2^-9-th part off the rates: they stand for some 
 
 
 class Rates(NamedTuple):
-    """What the nodes know. Equal on all of them.
+    """How often values of each block were sent. Equal on all nodes."""
 
-    Attributes:
-      rate: i32[blocks], how many values of each block were sent lately.
-      due: i32[blocks], its rate, added up since it was last searched.
-      steps: i32[], the rate of a block of which one value is sent in a step.
-    """
-
-    rate: Array
-    due: Array
-    steps: Array
+    rate: Array  # i32[blocks], how many values of each block were sent lately
+    due: Array  # i32[blocks], the block's rate, added up since it was last searched
+    steps: Array  # i32[], the rate of a block of which one value is sent in every step
 
 
 class Cut(NamedTuple):
-    """The blocks of all layers. Static.
+    """The blocks of all layers. Static."""
 
-    Attributes:
-      starts, ends: i32[blocks], where each block is in the vector; a layer's last may be shorter.
-      searched: the blocks of each layer, and how many of them a step searches.
-      selected: the values of these in a row, block after block, and how many a step sends.
-      mean: i32[blocks], how many values a node sends of a block in a step, the mean of the layer,
-        in 2^-12.
-    """
-
-    starts: np.ndarray
-    ends: np.ndarray
-    searched: tuple[Range, ...]
-    selected: tuple[Range, ...]
-    mean: np.ndarray
+    starts: np.ndarray  # i32[blocks], in the vector
+    ends: np.ndarray  # i32[blocks]; a layer's last block may be shorter
+    searched: tuple[Range, ...]  # the blocks of each layer, and how many a step searches
+    selected: tuple[Range, ...]  # the values of these, block after block, and how many are sent
+    mean: np.ndarray  # i32[blocks], values that a node sends of a block of the layer, in 2^-12
 
     @property
     def candidates(self) -> int:
@@ -105,15 +90,14 @@ def cut_in_blocks(layers: Layers, counts: tuple[int, ...], candidates: int) -> C
 
 
 def first(layers: Layers) -> Rates:
-    """Nothing is known."""
+    """Initial state: no block has been sent."""
     blocks = sum(-(-layer.size // BLOCK) for layer in layers)
     return Rates(jnp.zeros((blocks,), jnp.int32), jnp.zeros((blocks,), jnp.int32), jnp.int32(0))
 
 
 def due(rates: Rates, cut: Cut) -> Array:
     """The blocks to search, i32[m]: the most due of each layer, ascending; ties to the lower."""
-    # Not by sorting, for a large part of the blocks is due: on CPU that would take six times as
-    # long.
+    # Not by sorting: a large part of the blocks is due, and on CPU that takes six times as long.
     return largest_in_ranges(rates.due.astype(jnp.float32), cut.searched, blocks=True)
 
 

@@ -19,39 +19,25 @@ _PAST_ALL = np.iinfo(np.int32).max  # a position past the end of every vector
 
 
 class Sparse(NamedTuple):
-    """Some entries of a flat vector.
+    """Some entries of a flat vector."""
 
-    Attributes:
-      positions: i32[..., k], ascending and none twice.
-      values: f32[..., k].
-    """
-
-    positions: Array
-    values: Array
+    positions: Array  # i32[..., k], ascending and distinct
+    values: Array  # f32[..., k]
 
 
 class Unordered(Sparse):
-    """Entries whose positions need not ascend.
-
-    XLA for TPU sorts them at every use, which takes seconds to compile.
-    """
+    """Entries whose positions need not ascend: XLA for TPU sorts them at every use."""
 
 
 class SparseSum(NamedTuple):
-    """A vector f32[n] as a sum of entries: values at equal positions add up.
+    """A vector f32[n] as a sum of entries: values at equal positions add up."""
 
-    Attributes:
-      entries: positions i32[..., mu] and values f32[..., mu].
-      counts: how many of the mu entries belong to each layer, in order; or one count for all of
-        them. Static.
-    """
-
-    entries: Sparse
-    counts: tuple[int, ...]
+    entries: Sparse  # positions i32[..., mu] and values f32[..., mu]
+    counts: tuple[int, ...]  # entries of each layer, in order, or of all layers together. Static
 
 
 def entries_at(x: Array, i: Array) -> Array:
-    """x[i] for i that lie in its bounds: nothing is compiled to count others from its end."""
+    """x[i] for i within bounds, which the program does not check."""
     return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -76,8 +62,7 @@ def added(x: Array, more: Array | Sparse) -> Array:
         return added(x, Unordered(*(part.reshape(-1) for part in more)))
     # One node after another: a GPU adds values at equal positions in any order, but all devices
     # need equal sums, and for a TPU the positions of all nodes together would have to be sorted.
-    # The first node is outside of the loop: into zeros, XLA for TPU then makes these and the
-    # scatter in one pass.
+    # The first node is outside of the loop: XLA for TPU then makes zeros and scatter in one pass.
     nodes = type(more)(_by_nodes(more.positions, _PAST_ALL), _by_nodes(more.values, 0))
 
     def add(i, x):
@@ -105,11 +90,8 @@ def replaced(x: Array, positions: Array, values: Array) -> Array:
 
 
 def _by_nodes(x: Array, unused: float) -> Array:
-    """Entries [..., K, mu] node by node, [K, m]; on TPU as rows [K, m, 128] of whole tiles.
-
-    Rows of a node are one stretch of memory. Of [K, mu] a TPU reads 8 nodes for the entries of one.
-    Tiles are filled up with `unused`.
-    """
+    """Entries [..., K, mu] node by node, [K, m]; on TPU as rows [K, m, 128] of whole tiles."""
+    # Rows of a node are one stretch of memory. Of [K, mu] a TPU reads 8 nodes for one's entries.
     x = node_by_node(x.reshape(-1, x.shape[-1]))
     if backend() != "tpu":
         return x
@@ -118,13 +100,13 @@ def _by_nodes(x: Array, unused: float) -> Array:
 
 
 def _promises(sparse: Sparse, n: int) -> tuple[Array, bool, bool]:
-    """The positions of one node, i32[k], and what a scatter may rely on: none twice, ascending."""
+    """The positions of one node, i32[k], and whether they are distinct and ascend."""
     at, ascend = sparse.positions, not isinstance(sparse, Unordered)
     if backend() != "gpu":
         return at, False, ascend
-    # XLA for GPU adds without atomics if no position is there twice; other backends gain nothing.
-    # So those past the end of f32[n], which are dropped, must differ, too. Past the end of int32
-    # they wrap around to negative positions, which are dropped as well.
+    # XLA for GPU adds distinct positions without atomics; other backends gain nothing. So positions
+    # past the end of f32[n], which are dropped, must differ, too. Past the end of int32 they wrap
+    # around to negative positions, which are dropped as well.
     return jnp.where(at < n, at, n + jnp.arange(at.size, dtype=at.dtype)), True, ascend
 
 
@@ -153,9 +135,7 @@ def scatter_layers(total: SparseSum, layers: Layers) -> Array:
 
 
 def _windows(counts: tuple[int, ...]) -> list[int]:
-    """How many entries to look at for each layer: few different numbers, each compiles by itself.
-
-    They are at most a quarter more than the layers have in all.
+    """How many entries to read for each layer: few distinct numbers, at most a quarter more in all.
 
     Example:
       >>> _windows((1000, 900, 10, 200))

@@ -28,8 +28,7 @@ class Selector(NamedTuple):
     """Which values a node sends of each layer, and how positions are coded. Static.
 
     The k largest of each layer, exactly: k is the share alpha of it, but at least `min_values`, or
-    all it has. Ties go to the lower position, so that nodes with equal values select the same.
-    Positions are in Elias-Fano code.
+    all it has. Ties go to the lower position. Positions are in Elias-Fano code.
 
     Attributes:
       alpha: share of the values.

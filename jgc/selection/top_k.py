@@ -11,19 +11,25 @@ The result is exact, ties included. Take a value x at position p in a block that
 maximum of every kept block either exceeds x, or equals both x and the maximum of p's block. In the
 second case the kept block is the lower one, so its maximum lies at a position below p. Hence k
 values come before x, and x is not among the first k.
+
+On CPUs short ranges are sorted, and long ones searched by `jgc.selection.top_k_cpu`.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jgc.backend import backend, plain
 from jgc.selection.ranges import Range, bits_of
-from jgc.selection.top_k_cpu import largest_on_cpu
+from jgc.selection.top_k_cpu import block_of, largest_by_blocks
 from jgc.selection.top_k_gpu import largest_on_gpu
 from jgc.selection.top_k_tpu import largest_on_tpu
 from jgc.types import Array
+
+SHORT = 10_000  # values that `lax.top_k` sorts faster, by `python -m experiments select`
 
 
 def largest_positions(values: Array, k: int) -> Array:
@@ -71,8 +77,7 @@ def largest_in_ranges(values: Array, ranges: Sequence[Range], blocks: bool = Fal
         if start < 0 or start + size > values.size:
             raise ValueError(
                 f"a range must lie within the {values.size} values, "
-                f"got start {start} and size {size}"
-            )
+                f"got start {start} and size {size}")
     if plain():
         return largest_plain(values, ranges)
     if backend() == "gpu":
@@ -91,3 +96,53 @@ def largest_plain(values: Array, ranges: Sequence[Range]) -> Array:
         largest = lax.top_k(bits_of(values[start : start + size]), k)[1]
         parts.append(start + jnp.sort(largest))
     return jnp.concatenate(parts)
+
+
+# --- on CPUs --------------------------------------------------------------------------------------
+
+
+def largest_on_cpu(values: Array, ranges: Sequence[Range], blocks: bool) -> Array:
+    """Positions of the k entries of largest magnitude of each range, range after range, i32[mu]."""
+    ways = [
+        "all" if k in (0, size) else "blocks" if blocks or size >= SHORT else "sort"
+        for _, size, k in ranges
+    ]
+    long = [x for x, way in zip(ranges, ways, strict=True) if way == "blocks"]
+    if long and not blocks:
+        # A short range joins the long ones, unless their blocks would become smaller: that compiles
+        # less.
+        b = block_of(long)
+        for i, x in enumerate(ranges):
+            if ways[i] == "sort" and block_of([x]) >= b:
+                ways[i] = "blocks"
+    positions = {}
+    for way in dict.fromkeys(ways):
+        members = [x for x, other in zip(ranges, ways, strict=True) if other == way]
+        positions[way] = _SEARCHES[way](values, members)
+    # Back in the order of the ranges; neighbours that were searched together are cut as one.
+    parts, at = [jnp.zeros((0,), jnp.int32)], dict.fromkeys(positions, 0)
+    for way, group in groupby(zip(ranges, ways, strict=True), key=lambda pair: pair[1]):
+        end = at[way] + sum(x.k for x, _ in group)
+        parts.append(positions[way][at[way] : end])
+        at[way] = end
+    return jnp.concatenate(parts)
+
+
+def all_of_ranges(values: Array, ranges: Sequence[Range]) -> Array:
+    """Positions in ranges of which all values are taken, or none."""
+    return jnp.concatenate([start + jnp.arange(k, dtype=jnp.int32) for start, _, k in ranges])
+
+
+def largest_by_sorting(values: Array, ranges: Sequence[Range]) -> Array:
+    """By `lax.top_k`, ranges of equal size in one batch."""
+    positions: dict[int, Array] = {}
+    for size, k in dict.fromkeys((x.size, x.k) for x in ranges):
+        alike = [i for i, x in enumerate(ranges) if x[1:] == (size, k)]
+        rows = jnp.stack([values[ranges[i].start : ranges[i].start + size] for i in alike])
+        starts = np.array([[ranges[i].start] for i in alike], np.int32)
+        largest = starts + jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)
+        positions |= dict(zip(alike, largest, strict=True))
+    return jnp.concatenate([positions[i] for i in range(len(ranges))])
+
+
+_SEARCHES = {"all": all_of_ranges, "sort": largest_by_sorting, "blocks": largest_by_blocks}

@@ -1,4 +1,4 @@
-"""`largest_in_ranges` on CPUs: the two steps of `jgc.selection.top_k`, each by a threshold.
+"""The search for CPUs: the two steps of `jgc.selection.top_k`, each by a threshold.
 
 Non-negative floats have the order of their bits, so `_kth_largest` finds the k-th largest bit by
 bit: it counts how many values reach each candidate. `_largest_of_parts` then marks all values above
@@ -9,7 +9,6 @@ Constants have one entry a group, not a value: XLA takes a second for each of mi
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import jax
 import jax.numpy as jnp
@@ -19,55 +18,10 @@ from jax import lax
 from jgc.selection.entries import entries_at
 from jgc.selection.ranges import PADDING, Range, bits_of
 from jgc.types import Array
-from jgc.wire.bitmaps import bitmap, first_ones, ones_of, running_sum
+from jgc.wire.elias_fano import bitmap, first_ones, ones_of, running_sum
 
 LANES = 8
 GROUP = 32 * LANES  # values counted together; 32 is the longest axis that XLA unrolls on CPU
-SHORT = 10_000  # values that `lax.top_k` sorts faster, by `python -m experiments select`
-
-
-def largest_on_cpu(values: Array, ranges: Sequence[Range], blocks: bool = False) -> Array:
-    """Positions of the k entries of largest magnitude of each range, range after range, i32[mu]."""
-    kinds = [
-        "all" if k in (0, size) else "blocks" if blocks or size >= SHORT else "sort"
-        for _, size, k in ranges
-    ]
-    long = [x for x, kind in zip(ranges, kinds, strict=True) if kind == "blocks"]
-    if long and not blocks:
-        # A short range joins the long ones, unless their blocks would become smaller: that compiles
-        # less.
-        b = block_of(long)
-        for i, x in enumerate(ranges):
-            if kinds[i] == "sort" and block_of([x]) >= b:
-                kinds[i] = "blocks"
-    by_kind = {
-        kind: [x for x, other in zip(ranges, kinds, strict=True) if other == kind] for kind in kinds
-    }
-    positions = {kind: _SEARCHES[kind](values, members) for kind, members in by_kind.items()}
-    # Back in the order of the ranges; neighbours of one kind are cut as one.
-    parts, at = [jnp.zeros((0,), jnp.int32)], dict.fromkeys(positions, 0)
-    for kind, group in groupby(zip(ranges, kinds, strict=True), key=lambda pair: pair[1]):
-        end = at[kind] + sum(x.k for x, _ in group)
-        parts.append(positions[kind][at[kind] : end])
-        at[kind] = end
-    return jnp.concatenate(parts)
-
-
-def all_of_ranges(values: Array, ranges: Sequence[Range]) -> Array:
-    """Positions in ranges of which all values are taken, or none."""
-    return jnp.concatenate([start + jnp.arange(k, dtype=jnp.int32) for start, _, k in ranges])
-
-
-def largest_by_sorting(values: Array, ranges: Sequence[Range]) -> Array:
-    """By `lax.top_k`, ranges of equal size in one batch."""
-    positions: dict[int, Array] = {}
-    for size, k in dict.fromkeys((x.size, x.k) for x in ranges):
-        alike = [i for i, x in enumerate(ranges) if x[1:] == (size, k)]
-        rows = jnp.stack([values[ranges[i].start : ranges[i].start + size] for i in alike])
-        starts = np.array([[ranges[i].start] for i in alike], np.int32)
-        largest = starts + jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)
-        positions |= dict(zip(alike, largest, strict=True))
-    return jnp.concatenate([positions[i] for i in range(len(ranges))])
 
 
 def block_of(ranges: Sequence[Range]) -> int:
@@ -132,9 +86,6 @@ def largest_by_blocks(values: Array, ranges: Sequence[Range], b: int | None = No
     return entries_at(starts_of(blocks), block) + kept % b
 
 
-_SEARCHES = {"all": all_of_ranges, "sort": largest_by_sorting, "blocks": largest_by_blocks}
-
-
 def _whole_groups(size: int) -> int:
     return -(-size // GROUP) * GROUP
 
@@ -142,6 +93,11 @@ def _whole_groups(size: int) -> int:
 def _before(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
     """The sum of all earlier sizes."""
     return np.cumsum(sizes) - sizes
+
+
+def _starts(sizes: np.ndarray) -> Array:
+    """The first value of each part, i32[parts]."""
+    return jnp.asarray(_before(sizes).astype(np.int32))
 
 
 def _of_groups(numbers: Sequence[int] | np.ndarray, sizes: np.ndarray) -> Array:
@@ -154,11 +110,6 @@ def _owners(sizes: np.ndarray, total: int | None = None) -> Array:
     owner = np.repeat(np.arange(sizes.size, dtype=np.int32), sizes // GROUP)
     behind = 0 if total is None else total // GROUP - owner.size
     return jnp.asarray(np.pad(owner, (0, behind), mode="edge"))
-
-
-def _starts(sizes: np.ndarray) -> Array:
-    """The first value of each part, i32[parts]."""
-    return jnp.asarray(_before(sizes).astype(np.int32))
 
 
 def _filled(bits: Array, size: int) -> Array:
@@ -209,11 +160,7 @@ def _runs(ranges: Sequence[Range], unit: int) -> list[tuple[int, int]]:
 def _largest_of_parts(bits: Array, owner: Array, starts: Array, counts: Sequence[int]) -> Array:
     """Places of the k largest values of each part, ascending, ties to the first: i32[m] -> i32[mu].
 
-    Args:
-      bits: i32[m]; at least k values of a part are not padding.
-      owner: the part of each group, i32[groups].
-      starts: the first value of each part, i32[parts].
-      counts: k of each part.
+    owner i32[groups]: the part of each group; starts i32[parts]: the first value of each part.
     """
 
     def of_words(x):  # of each word of 32 values: the entry of its part
@@ -227,7 +174,7 @@ def _largest_of_parts(bits: Array, owner: Array, starts: Array, counts: Sequence
     upto = running_sum(ones)
     before = (upto - ones)[:, starts // 32]  # in all parts before each part
     total = jnp.diff(before[0], append=upto[0, -1])
-    # Of the values equal to the threshold, the first so many, counted from the first part on.
+    # Values equal to the threshold are chosen up to this number, counted from the first part on.
     ties = of_words(before[1] + np.array(counts, np.int32) - total)
     words = above | first_ones(equal, jnp.clip(ties - (upto[1] - ones[1]), 0, ones[1]))
     earlier = _before(counts).astype(np.int32)  # chosen in all parts before

@@ -20,7 +20,7 @@ from jax import lax
 from jgc.selection.entries import entries_at
 from jgc.selection.ranges import PADDING, Range, bits_of
 from jgc.types import Array
-from jgc.wire.bitmaps import bitmap, first_ones, ones_of, running_sum
+from jgc.wire.elias_fano import bitmap, first_ones, ones_of, running_sum
 
 _DIGIT = 4  # bits found in a pass
 _PASSES = 8
@@ -30,17 +30,11 @@ _WORD = 32
 
 
 class Rows(NamedTuple):
-    """Parts laid out in whole rows, one after the other. Static.
+    """Parts laid out in whole rows, one after the other. Static."""
 
-    Attributes:
-      length: values of a row, a multiple of 32.
-      owner: the part of each row, i32[rows]; the last one's for padding behind it.
-      first: the first row of each part, i32[parts].
-    """
-
-    length: int
-    owner: np.ndarray
-    first: np.ndarray
+    length: int  # values of a row, a multiple of 32
+    owner: np.ndarray  # the part of each row, i32[rows]; the last one's for padding behind it
+    first: np.ndarray  # the first row of each part, i32[parts]
 
     @property
     def start(self) -> np.ndarray:
@@ -76,10 +70,7 @@ def _rows(sizes: np.ndarray, length: int) -> Rows:
 
 
 def alike(a: Rows, sizes: np.ndarray) -> tuple[Rows, Rows]:
-    """`a` and rows for these sizes, of equal shape so that their kernels compile once.
-
-    Unless one has twice the values of the other.
-    """
+    """`a` and rows for these sizes, of equal shape if neither needs twice the other's values."""
     b = _rows(sizes, a.length)
     few, many = sorted([a.owner.size, b.owner.size])
     if many > 2 * few:
@@ -217,12 +208,7 @@ def _kth_largest(bits: Array, rows: Rows, counts: np.ndarray) -> tuple[Array, Ar
 
 
 def _of_parts(words: Sequence[Array], rows: Rows) -> Sequence[Array]:
-    """How often each digit occurs in the part of each row, 16 times i32[rows].
-
-    Args:
-      words: u32[rows] of two counts each.
-      rows: their parts.
-    """
+    """How often each digit occurs in each row's part, 16 times i32[rows]; two counts in a word."""
     if rows.first.size == rows.owner.size:
         return [x.astype(jnp.int32) for word in words for x in (word & 0xFFFF, word >> 16)]
     both = jnp.stack(words)

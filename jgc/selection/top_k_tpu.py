@@ -10,7 +10,7 @@ rows of 128 neighbouring values:
 
 Where k rows would be half of the values or more, the second step takes all values. Both steps are
 `_largest`: it finds the k-th largest digit by digit, counts in every row how many values are
-chosen, and finds the row and the lane of the i-th chosen value by comparing counts, 128 at once.
+chosen, and finds the row and the lane of the i-th chosen value by comparing counts, 128 together.
 """
 
 from collections.abc import Sequence
@@ -81,8 +81,8 @@ def _gathered(
     """Rows of the ranges by their numbers i32[size, chunks] in a range: f32[size, chunks, 128]."""
     whole = values[: values.size // LANES * LANES].reshape(-1, LANES)
     parts, at = [], 0
-    # Neighbouring ranges of whole rows are gathered at once, from the vector itself: no copy, and a
-    # short program.
+    # Neighbouring ranges of whole rows are gathered together from the vector: no copy, and a short
+    # program.
     for key, group in groupby(range(len(ranges)), lambda i: -1 if _is_aligned(ranges[i]) else i):
         members = list(group)
         end = at + sum(chunks[i] for i in members)
@@ -112,11 +112,8 @@ def _largest(parts: Sequence[Array], counts: Sequence[int]) -> Array:
 def _chosen(lines: Array, chunks: Sequence[int], counts: Sequence[int]) -> Array:
     """Places of the k largest values of each part, ascending, part after part, i32[mu].
 
-    Args:
-      lines: i32[size, chunks, 128]. A chunk is `size` rows of one part; chunks lie side by side, so
-        that counts of 8 chunks fill a register, and add up row by row.
-      chunks: of each part.
-      counts: k of each part.
+    lines i32[size, chunks, 128]: a chunk is `size` rows of one part; chunks lie side by side, so
+    that counts of 8 chunks fill a register, and add up row by row.
     """
     size = lines.shape[0]
     owner = np.repeat(np.arange(len(chunks)), chunks)
@@ -138,7 +135,7 @@ def _chosen(lines: Array, chunks: Sequence[int], counts: Sequence[int]) -> Array
     equal_before, above_before = jnp.cumsum(equal) - equal, jnp.cumsum(above) - above
     ties = equal_before - of_rows(equal_before[first])  # of the row's part, before the row
     ends = jnp.append(above_before[first[1:]], above_before[-1] + above[-1])
-    # Of the values equal to the threshold, the first so many of each part are chosen.
+    # Of the values equal to the threshold, the first `missing` of each part are chosen.
     missing = jnp.asarray(counts, jnp.int32) - (ends - above_before[first])
     chosen = above + jnp.clip(of_rows(missing) - ties, 0, equal)
     rows, lanes = _places(lines, jnp.cumsum(chosen), threshold, counts)
@@ -146,9 +143,7 @@ def _chosen(lines: Array, chunks: Sequence[int], counts: Sequence[int]) -> Array
 
 
 def _chunk_of(sizes: Sequence[int]) -> int:
-    """Rows of a chunk: a power of two with which padding adds at most a sixteenth.
-
-    The largest, at most `_CHUNK`.
+    """Rows of a chunk: the largest power of two with which padding adds at most a sixteenth.
 
     Example:
       >>> _chunk_of([2**20, 2**20]), _chunk_of([2**20, 10]), _chunk_of([10, 10])
@@ -196,14 +191,7 @@ def _sums(xs: Sequence[Array]) -> Sequence[Array]:
 def _places(
     lines: Array, upto: Array, threshold: Array, counts: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Row and lane of every chosen value: i32[mu] each.
-
-    Args:
-      lines: see `_chosen`.
-      upto: i32[rows], chosen values up to the end of each row.
-      threshold: i32[parts].
-      counts: k of each part.
-    """
+    """Row and lane of every chosen value, i32[mu] each; upto: chosen to the end of each row."""
     total, (size, chunks, _) = sum(counts), lines.shape
     flat = lines.reshape(-1, LANES)
     least = jnp.concatenate([jnp.broadcast_to(threshold[i], (k,)) for i, k in enumerate(counts)])
@@ -212,7 +200,7 @@ def _places(
         row, before, after = _row_of(upto, i)
         x = flat[row % size * chunks + row // size]  # [m, 128]
         above, equal, whole = _running(x, least[:, None])
-        ties = (after - before)[:, None] - whole  # of the row, its first so many are chosen
+        ties = (after - before)[:, None] - whole  # the number of the row's ties that are chosen
         upto_lane = above + jnp.minimum(equal, ties)
         return row, jnp.sum((upto_lane <= (i - before)[:, None]).astype(jnp.int32), 1)
 
@@ -243,11 +231,10 @@ def _row_of(upto: Array, i: Array) -> tuple[Array, Array, Array]:
 
 
 def _running(x: Array, least: Array) -> tuple[Array, Array, Array]:
-    """How many values of the rows i32[m, 128] are above `least`, and equal it, up to each lane.
+    """How many values of rows i32[m, 128] are above `least`, and equal it, up to each lane.
 
-    And how many are above in the whole row. All i32[m, 128]. One product with a triangle and ones
-    next to it, which leaves the counts where lanes are: exact, for no partial sum has more than 16
-    bits.
+    Also how many are above in the whole row; all i32[m, 128]. One product with a triangle and ones
+    next to it leaves the counts where lanes are; exact, because no sum has more than 16 bits.
     """
     marks = jnp.where(x > least, 1, jnp.where(x == least, 256, 0)).astype(jnp.bfloat16)
     ones = jnp.ones((LANES, LANES), jnp.bfloat16)

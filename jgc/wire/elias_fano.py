@@ -22,11 +22,23 @@ Source: Elias, Efficient storage and retrieval by content and address of static 
 import jax.numpy as jnp
 from jax import lax
 
-from jgc.backend import plain
+from jgc.backend import backend, plain
 from jgc.types import Array
-from jgc.wire.bitmaps import bitmap, ones_of, running_sum
 
 _LARGEST = 2**31  # largest n for int32 positions; bit numbers of a code then stay below 2^32
+_ROW = 64  # values summed up together if the array exceeds the cache
+
+
+def low_and_all_bits(n: int, k: int) -> tuple[int, int]:
+    """w = floor(log2(n/k)), and the bits of the code; ValueError unless 0 <= k <= n <= 2^31."""
+    if not 0 <= k <= n:
+        raise ValueError(f"`k` positions out of `n` need 0 <= k <= n, got k={k}, n={n}")
+    if n > _LARGEST:
+        raise ValueError(f"`n` must be at most 2**31 for int32 positions, got {n}")
+    if k == 0:
+        return 0, 0
+    w = (n // k).bit_length() - 1  # one more would cost k bits and save n / 2^(w+1) < k
+    return w, k * w + k + -(-n >> w)
 
 
 def elias_fano_bits(n: int, k: int) -> int:
@@ -36,9 +48,7 @@ def elias_fano_bits(n: int, k: int) -> int:
       >>> elias_fano_bits(1024, 8) == 8 * 7 + 8 + 8
       True
     """
-    if not 0 <= k <= n:
-        raise ValueError(f"`k` positions out of `n` need 0 <= k <= n, got k={k}, n={n}")
-    return k * low_bits(n, k) + k + -(-n >> low_bits(n, k)) if k else 0
+    return low_and_all_bits(n, k)[1]
 
 
 def words(n: int, k: int) -> int:
@@ -48,14 +58,7 @@ def words(n: int, k: int) -> int:
       >>> words(2_400_000, 2_400), 32 * words(2_400_000, 2_400) / 2_400
       (897, 11.96)
     """
-    if n > _LARGEST:
-        raise ValueError(f"`n` must be at most 2**31 for int32 positions, got {n}")
     return -(-elias_fano_bits(n, k) // 32)
-
-
-def low_bits(n: int, k: int) -> int:
-    """w = floor(log2(n/k)): a further low bit would cost k bits and save n / 2^(w+1) < k."""
-    return (n // k).bit_length() - 1
 
 
 def encode(positions: Array, n: int) -> Array:
@@ -68,12 +71,11 @@ def encode(positions: Array, n: int) -> Array:
       Array([88083], dtype=uint32)
     """
     k = positions.shape[0]
-    size = words(n, k)
+    w, size = low_and_all_bits(n, k)
     if k == 0:
         return jnp.zeros((0,), jnp.uint32)
     if plain():
         return encode_plain(positions, n)
-    w = low_bits(n, k)
     p, i = positions.astype(jnp.uint32), jnp.arange(k, dtype=jnp.uint32)
     low = p & jnp.uint32(2**w - 1)
     low_at, high_at = i * jnp.uint32(w), jnp.uint32(k * w) + (p >> w) + i  # bit numbers
@@ -84,7 +86,7 @@ def encode(positions: Array, n: int) -> Array:
     where = jnp.concatenate([low_at >> 5, (low_at >> 5) + 1, high_at >> 5]).astype(jnp.int32)
     what = jnp.concatenate([low << shift, beyond, jnp.uint32(1) << (high_at & 31)])
     # A word beyond the last one would get only zeros, and is dropped.
-    zeros = jnp.zeros((size,), jnp.uint32)
+    zeros = jnp.zeros((-(-size // 32),), jnp.uint32)
     return zeros.at[where].add(what, mode="drop", wrap_negative_indices=False)
 
 
@@ -95,14 +97,14 @@ def decode(code: Array, n: int, k: int) -> Array:
       >>> decode(encode(jnp.array([3, 17, 40]), n=64), n=64, k=3)
       Array([ 3, 17, 40], dtype=int32)
     """
-    if code.shape != (words(n, k),):
+    w, size = low_and_all_bits(n, k)
+    if code.shape != (-(-size // 32),):
         raise ValueError(
             f"the code of {k} positions out of {n} is u32[{words(n, k)}], got {list(code.shape)}")
     if k == 0:
         return jnp.zeros((0,), jnp.int32)
     if plain():
         return decode_plain(code, n, k)
-    w = low_bits(n, k)
     i = jnp.arange(k, dtype=jnp.uint32)
     low_at = i * jnp.uint32(w)
     word, shift = (low_at >> 5).astype(jnp.int32), low_at & 31
@@ -120,7 +122,8 @@ def decode(code: Array, n: int, k: int) -> Array:
 
 def encode_plain(positions: Array, n: int) -> Array:
     """The plain reference of `encode`: one boolean for each bit of the code."""
-    k, w = positions.size, low_bits(n, positions.size)
+    k = positions.size
+    w, _ = low_and_all_bits(n, k)
     bits = jnp.zeros((32 * words(n, k),), bool)
     bits = bits.at[: k * w].set((positions[:, None] >> jnp.arange(w) & 1 == 1).reshape(-1))
     bits = bits.at[k * w + (positions >> w) + jnp.arange(k)].set(True)
@@ -129,8 +132,104 @@ def encode_plain(positions: Array, n: int) -> Array:
 
 def decode_plain(code: Array, n: int, k: int) -> Array:
     """The plain reference of `decode`."""
-    w = low_bits(n, k)
+    w, _ = low_and_all_bits(n, k)
     bits = (code[:, None] >> jnp.arange(32, dtype=jnp.uint32) & 1).reshape(-1).astype(jnp.int32)
     low = jnp.sum(bits[: k * w].reshape(k, w) << jnp.arange(w), axis=1)
     high = jnp.nonzero(bits[k * w :], size=k)[0] - jnp.arange(k)
     return (high << w | low).astype(jnp.int32)
+
+
+# --- bitmaps in words of 32 bits ------------------------------------------------------------------
+
+
+def bitmap(mask: Array) -> Array:
+    """bool[..., 32] as words, u32[m]; the first of 32 is the lowest bit.
+
+    Example:
+      >>> bitmap(jnp.arange(32) < 3)
+      Array([7], dtype=uint32)
+    """
+    shifts = jnp.arange(32, dtype=jnp.uint32).reshape((1,) * (mask.ndim - 1) + (32,))
+    return jnp.sum(mask.astype(jnp.uint32) << shifts, -1, dtype=jnp.uint32).reshape(-1)
+
+
+def first_ones(words: Array, wanted: Array) -> Array:
+    """Words u32[m] with only their lowest ones, `wanted` i32[m] of each, found by bisection."""
+    left, end = wanted.astype(jnp.uint32), jnp.zeros_like(words)
+    for width in (16, 8, 4, 2, 1):
+        below = lax.population_count(words >> end & jnp.uint32(2**width - 1))
+        upper = left > below
+        end, left = jnp.where(upper, end + width, end), jnp.where(upper, left - below, left)
+    # Bits 0 to `end`, the last one wanted; 2 << 31 is 0, so the mask has all 32 for end = 31.
+    mask = (jnp.uint32(2) << end) - 1
+    return jnp.where(wanted > 0, words & mask, 0)
+
+
+def ones_of(words: Array, upto: Array, k: int) -> Array:
+    """Numbers of the k bits that are ones, ascending, u32[k]. `upto` u32[m] counts the ones up to
+    the end of each word.
+
+    Example:
+      >>> ones_of(jnp.array([5, 2], jnp.uint32), jnp.array([2, 3], jnp.uint32), 3)
+      Array([ 0,  2, 33], dtype=uint32)
+    """
+    if plain():
+        bits = words[:, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+        return jnp.nonzero(bits.reshape(-1), size=k)[0].astype(jnp.uint32)
+    if backend() == "gpu":
+        return _ones_by_scatter(words, upto, k)
+    i = jnp.arange(k, dtype=jnp.uint32)
+    # The word of the i-th one is the number of words that end before it. Counting them takes half
+    # the time of a search on CPU, and a quarter under vmap.
+    zeros = jnp.zeros_like(upto, shape=(k,))
+    word = running_sum(zeros.at[upto].add(1, mode="drop", indices_are_sorted=True))
+    word_bits, end = (x.at[word].get(mode="promise_in_bounds") for x in (words, upto))
+    rank = i - (end - lax.population_count(word_bits))
+    bit = jnp.zeros_like(rank)
+    for width in (16, 8, 4, 2, 1):  # bisect for the word's one of that rank
+        below = lax.population_count(word_bits >> bit & jnp.uint32(2**width - 1))
+        upper = rank >= below
+        bit, rank = jnp.where(upper, bit + width, bit), jnp.where(upper, rank - below, rank)
+    return jnp.uint32(32) * word + bit
+
+
+def _ones_by_scatter(words: Array, upto: Array, k: int) -> Array:
+    """`ones_of` for GPUs: every bit that is one writes its number to its place, in one kernel."""
+    bit = jnp.arange(32, dtype=jnp.uint32)
+    before = lax.population_count(words[:, None] & ((jnp.uint32(1) << bit) - 1))
+    rank = (upto - lax.population_count(words))[:, None] + before
+    is_one = words[:, None] >> bit & 1 == 1
+    # Zero bits have place k, past the end, and are dropped: so all places written are distinct.
+    place = jnp.where(is_one, rank, jnp.uint32(k)).reshape(-1).astype(jnp.int32)
+    numbers, zeros = jnp.arange(place.size, dtype=jnp.uint32), jnp.zeros_like(upto, shape=(k,))
+    return zeros.at[place].set(numbers, mode="drop", unique_indices=True,
+                               wrap_negative_indices=False)  # fmt: skip
+
+
+def running_sum(x: Array) -> Array:
+    """Cumulative sums of integers along the last axis.
+
+    Example:
+      >>> running_sum(jnp.array([1, 0, 2, 5]))
+      Array([1, 1, 3, 8], dtype=int32)
+    """
+    if plain() or backend() != "cpu":
+        return jnp.cumsum(x, -1, dtype=x.dtype)
+    # On CPU `cumsum` is slower than log2(n) additions in a loop, and takes longer to compile.
+    n, axes = x.shape[-1], [(0, 0)] * (x.ndim - 1)
+    if n > _ROW**3:  # more than the cache holds: within rows, then over the sums of rows
+        rows = jnp.pad(x, [*axes, (0, -n % _ROW)]).reshape(*x.shape[:-1], -1, _ROW)
+        inside = running_sum(rows)
+        ends = inside[..., -1]
+        sums = inside + (running_sum(ends) - ends)[..., None]
+        return sums.reshape(*x.shape[:-1], -1)[..., :n]
+
+    # turn i makes sums of 2^(i+1) values from sums of 2^i
+    return lax.fori_loop(
+        0,
+        (n - 1).bit_length(),
+        lambda i, x: x + lax.dynamic_slice_in_dim(
+            jnp.pad(x, [*axes, (n, 0)]), n - (1 << i), n, -1, allow_negative_indices=False
+        ),
+        x,
+    )

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 import jgc
 from jgc import comm
 from jgc.backend import plain_operations
-from jgc.comm import words
+from jgc.comm import collectives as words
 from jgc.comm.jaxprs import all_sent
 from jgc.comm.ledger import UnknownCollectiveError
 from jgc.lab.shared.hlo import collectives, table

@@ -50,7 +50,7 @@ import jgc.backend
 from jgc.comm.jaxprs import called
 from jgc.compress import METHODS, step_on_nodes
 from jgc.lab.shared.hlo import collectives, table
-from jgc.layout.leaves import LARGEST_NORM
+from jgc.layout.devices import LARGEST_NORM
 from jgc.layout.pack import leaf_paths, make_packing
 from jgc.selection import entries
 

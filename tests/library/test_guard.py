@@ -10,7 +10,7 @@ from contract import K, every_layout, nodes_of, same_bits
 
 import jgc
 from jgc.compress import dense, topk
-from jgc.layout.leaves import not_finite, unusable
+from jgc.layout.devices import not_finite, unusable
 from jgc.types import State
 
 SIZES = (1, 31, 4095, 4096, 4097, 10_000, 100_003)  # XLA's maximum of 4,096 values and more loses NaN on CPU
@@ -41,7 +41,7 @@ def test_guard_finds_absurd_values_that_cancel(dtype):
 @pytest.mark.parametrize("method", [dense(), topk(alpha=0.01)], ids=["dense", "topk"])
 @pytest.mark.parametrize("device", ["cpu", "gpu", "tpu"])
 def test_a_large_leaf_with_nan_skips_the_step(method, layout, device, monkeypatch):
-    for module in ("layout.vector", "selection.entries", "layout.leaves"):
+    for module in ("layout.vector", "selection.entries", "layout.devices"):
         # on TPU zeros come last, leaf by leaf
         monkeypatch.setattr(sys.modules[f"jgc.{module}"], "backend", lambda: device)
     nodes = nodes_of(layout)

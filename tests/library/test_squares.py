@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jgc.layout import leaves
-from jgc.layout.leaves import squared_norm, squares_of_new
+from jgc.layout import devices
+from jgc.layout.devices import squared_norm, squares_of_new
 
 SHAPES = [(4096, 128), (4099, 128), (4096, 128), (3, 3, 512, 128), (300, 257), (5, 7), (31,), (), (70_000,),
           (2, 40_000)]  # fmt: skip
@@ -14,7 +14,7 @@ SHAPES = [(4096, 128), (4099, 128), (4096, 128), (3, 3, 512, 128), (300, 257), (
 
 @pytest.fixture(params=["cpu", "tpu", "gpu"])
 def backend(request, monkeypatch):
-    monkeypatch.setattr(leaves, "backend", lambda: request.param)
+    monkeypatch.setattr(devices, "backend", lambda: request.param)
 
 
 def arrays_of(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:

@@ -9,8 +9,13 @@ from jax.sharding import PartitionSpec as P
 
 from jgc.backend import plain_operations
 from jgc.selection.ranges import Range
-from jgc.selection.top_k import largest_in_ranges, largest_plain, largest_positions
-from jgc.selection.top_k_cpu import block_of, largest_by_blocks, largest_by_sorting
+from jgc.selection.top_k import (
+    largest_by_sorting,
+    largest_in_ranges,
+    largest_plain,
+    largest_positions,
+)
+from jgc.selection.top_k_cpu import block_of, largest_by_blocks
 from jgc.selection.top_k_gpu import largest_on_gpu
 
 SEARCHES = {

@@ -53,7 +53,7 @@ from jgc.compress.registry import Entry, papers, settings_of
 from jgc.layout.pack import values_of
 from jgc.method import Layers, Step, from_step, per_layer, phases
 from jgc.method.compressor import compressor_of
-from jgc.method.exchange import encoded, gather, payload_sizes
+from jgc.method.exchange import exchanged, gather, payload_sizes
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways, to_all
 from jgc.nodes.placement import sharding_spec
@@ -126,7 +126,7 @@ def convolutions(config: Gradiveq) -> Compressor:
         elif config.algorithm == "ring":
             mean = reduced_mean(qsgd, BUCKET, "ring", key, v, nodes)[0]
         else:
-            mean = gather().run([encoded(qsgd, key, v, layers, nodes)], nodes)[0]
+            mean = exchanged(gather(), qsgd, key, v, layers, nodes).mean
         count = learned.samples[0].shape[1] if cut else 1
         samples = slices.add_sample(cut, learned.samples, mean, learned.taken % count)
         learned = learned._replace(samples=samples, taken=learned.taken + 1,

@@ -50,7 +50,7 @@ from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
 from jgc.method import Layers, Step, dense_step, from_step, phases
-from jgc.method.exchange import encoded, gather, payload_sizes
+from jgc.method.exchange import exchanged, gather, payload_sizes
 from jgc.method.memory import subtract
 from jgc.method.messages import both_ways, to_all
 from jgc.selection.entries import Sparse, scatter, scatter_layers
@@ -127,15 +127,15 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
         learned = _renewed(config, state.shared)
         common, node_part = _common(config, v, learned, layers, nodes)
         rest = v - node_part
-        item = encoded(rest_codec, key, rest, layers, nodes)
-        innovations = scatter_layers(gather().run([item], nodes)[0], layers)
-        left = subtract(rest, item.sent)
+        innovation = exchanged(gather(), rest_codec, key, rest, layers, nodes)
+        innovations = scatter_layers(innovation.mean, layers)
+        left = subtract(rest, innovation.sent)
         now = common
         if smooths:
             now = config.momentum * learned.velocity + (1 - config.momentum) * now
             learned = learned._replace(velocity=now)
         learned = learned._replace(step=learned.step + 1)
-        elements = learned.kept.size + rest_codec.elements(layers)
+        elements = learned.kept.size + innovation.elements
         result = Step(now + innovations, v - left, learned, elements=elements)
         return _with_moments(config, result, common + innovations, layers)
 

@@ -55,9 +55,8 @@ from jgc.compress.low_rank import acp_sgd
 from jgc.compress.low_rank.factors import Averaged, Plan, make_plan, random_factors
 from jgc.compress.registry import Entry, papers, settings_of
 from jgc.layout.batches import in_batches, stacked
-from jgc.layout.by_layer import joined
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
-from jgc.layout.pack import values_of
+from jgc.layout.pack import joined, values_of
 from jgc.method import Step, from_step, phases
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways

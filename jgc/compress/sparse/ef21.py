@@ -32,7 +32,7 @@ from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import values_of
 from jgc.method.diagnose import compare
-from jgc.method.exchange import encoded, gather, payload_sizes, steps_of
+from jgc.method.exchange import exchanged, gather, payload_sizes
 from jgc.method.from_step import as_vector, dense_step, from_step
 from jgc.method.memory import Memory, no_memory
 from jgc.method.messages import to_all
@@ -80,9 +80,7 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
     def step(phase, key, v, state, layers, nodes):
         if phase == DENSE:
             return dense_step(v, state, nodes)._replace(onto=state.shared)
-        items = [encoded(codec, key, v, layers, nodes)]
-        (sparse,) = steps_of(items, gather().run(items, nodes))
-        return sparse._replace(onto=state.shared)
+        return exchanged(gather(), codec, key, v, layers, nodes)._replace(onto=state.shared)
 
     def figures(phase, key, v, g, step, state, layers, nodes):
         return compare(state.shared + as_vector(step.mean, layers), g, g, nodes, everything=True)

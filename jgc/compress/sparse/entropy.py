@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.layout.leaves import not_finite
+from jgc.layout.devices import not_finite
 from jgc.layout.pack import Layers, layer_ids
 from jgc.types import Array
 from jgc.wire.sums import range_maxima

@@ -25,7 +25,7 @@ from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.method import dense_step, from_step, phases
-from jgc.method.exchange import encoded, gather, payload_sizes, steps_of
+from jgc.method.exchange import exchanged, gather, payload_sizes
 from jgc.method.messages import to_all
 from jgc.selection.entries import Sparse, Unordered
 from jgc.types import Compressor
@@ -79,8 +79,7 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
     def step(phase, key, v, state, layers, nodes):
         if phase == phases.DENSE:
             return dense_step(v, state, nodes)
-        items = [encoded(codec, key, v, layers, nodes)]
-        (result,) = steps_of(items, gather().run(items, nodes))
+        result = exchanged(gather(), codec, key, v, layers, nodes)
         values = result.sent.values
         used, exceeding = (jnp.sum(above(x), dtype=jnp.int32) for x in (values, v))
         # An unused slot points past the end: factor masking must not restart a velocity there.

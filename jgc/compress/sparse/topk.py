@@ -1,18 +1,17 @@
-"""Top-k with error feedback: each node sends the largest magnitudes of each layer; the residual
-keeps the rest.
+"""Top-k with error feedback: each node sends the largest magnitudes of each layer.
 
     v = r + g;  send v at the k largest |v| of each layer;  r = v - sent
 
 Differs from the paper
   1. "Sparse GD" of the LGC paper cites Strom 2015, whose method sends each value above a fixed
-     threshold as +/- the threshold. The LGC paper describes and measures top-k selection, and so
-     this file implements top-k.
+     threshold as +/- the threshold. The LGC paper describes and measures top-k, and so does this
+     file.
   2. Positions travel in Elias-Fano code, 12 bits each at 0.1 %, and are counted. The LGC paper
      counts DEFLATE of the positions; a run reports that as `deflate_position_bytes`.
-  3. The first `warmup_steps` are uncompressed, as LGC's are. `strategy` has the other two starts of
-     the LGC paper's Section VI-F: sparse from the first step ("fixed"), as it has Sparse GD, and
-     DGC's ramp ("exponential").
-  4. `value_code` can write values in fewer than 32 bits; the error stays in the residual.
+  3. The first `warmup_steps` are uncompressed, like LGC's. `strategy` has the other two starts of
+     the LGC paper's Section VI-F: sparse from the first step ("fixed"), its Sparse GD, and DGC's
+     ramp ("exponential").
+  4. `value_code` can code values in fewer than 32 bits; the error stays in the residual.
   5. `selection="chunks"` takes the largest values of every 4,096, for accelerators; see
      `jgc.selection.chunks`.
 """
@@ -48,7 +47,7 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
 
     def mean(payloads, layers):
         nodes, counts = payloads["values"].shape[0], selector.counts(layers)
-        # By a TPU's cycles: 25,000 values of 8 nodes are decoded at once, 100,000 values or 256
+        # By a TPU's cycles: 25,000 values of 8 nodes are decoded together, 100,000 values or 256
         # nodes in turn.
         few = nodes * sum(counts) < 2**19
         entries = each(lambda payload: decode(payload, layers), payloads, few)  # [K, mu] each
@@ -98,15 +97,7 @@ def topk(config: TopK | None = None, **overrides) -> Compressor:
 
 
 def of_largest(config: Selecting, clip_norm: float = 0.0) -> Compressor:
-    """The method that sends the largest values of each layer, with these settings.
-
-    Args:
-      config: settings of `topk` or `dgc`.
-      clip_norm: see `from_step`.
-
-    Raises:
-      ValueError: as `topk`.
-    """
+    """`topk` with the settings of `topk` or `dgc`, and the `clip_norm` of `from_step`."""
     memory, schedule = memory_of(config), schedule_of(config)
 
     def codec(share):
