@@ -137,7 +137,8 @@ def model_of(config: Config, source: Source) -> Model:
     """The model for a data set."""
     settings: dict[str, Any] = {"norm": config.model.norm, "dtype": jnp.dtype(config.model.dtype)}
     if config.model.classes and config.model.classes < source.classes:
-        raise ValueError(f"--model.classes must be at least the data set's {source.classes}, got {config.model.classes}")
+        least = source.classes
+        raise ValueError(f"--model.classes must be at least the data set's {least}, got {config.model.classes}")
     if config.model.stem:
         if not config.model.name.startswith("resnet"):
             raise ValueError(f"--model.stem is a setting of ResNets, not of {config.model.name}")
