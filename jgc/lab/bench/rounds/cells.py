@@ -12,7 +12,7 @@ from jgc.rounds.loop import EAGER
 from jgc.training.errors import UserError
 from jgc.types import Compressor
 
-BUCKET, GLOO, TORCH = VIAS = ("bucket", "gloo", "torch")
+BUCKET, GLOO, TORCH, TORCHFT = VIAS = ("bucket", "gloo", "torch", "torchft")
 FILE = "cells.jsonl"
 WARM_UP = 1  # rounds that no figure has
 Measured = dict[str, Any]
@@ -65,7 +65,8 @@ class Cell(NamedTuple):
     """Settings of a run; two runs with equal settings are the same cell.
 
     Attributes:
-      via: how nodes meet: "bucket" (`jgc.rounds`), "gloo" (`jgc.local_steps`) or "torch".
+      via: how nodes meet: "bucket" (`jgc.rounds`), "gloo" (`jgc.local_steps`), "torch" or
+        "torchft".
       method: a key of `MESSAGES`.
       rate: of each node's link in both directions, such as "10mbit".
       delay_ms: from a node to the server; with collectives half of it in each direction.

@@ -15,8 +15,10 @@ from jgc.lab.bench.rounds.cells import (
     LEARNED,
     MESSAGES,
     TORCH,
+    TORCHFT,
     VIAS,
     Cell,
+    Outer,
     add_line,
     lacking,
     merge_of,
@@ -59,7 +61,8 @@ class Rounds:
     seconds, 4-bit QSGD at 10mbit with H = 10; newcomer: what a newcomer reads, and requests by the
     number of nodes; page: only write it"""
     via: tuple[str, ...] = ("bucket",)
-    """how nodes meet: bucket, gloo (jgc.local_steps), torch (PyTorch's local SGD, dense only)"""
+    """how nodes meet: bucket, gloo (jgc.local_steps), torch (PyTorch's local SGD) or torchft (its
+    LocalSGD, which averages), these two with dense only"""
     methods: tuple[str, ...] = ("dense", "qsgd", "sparseloco")
     """dense, qsgd (4 bits), sparseloco (its message), learned (learned_topk, with gloo only)"""
     rates: tuple[str, ...] = ("1mbit", "10mbit", "100mbit")
@@ -159,6 +162,7 @@ class Rounds:
             print(f"{len(missing)} of {len(cells)} runs lack, some {total:.0f} minutes (estimated)")
             return not missing
         if missing:
+            check_installed(missing)
             measure(missing[: self.most or None], self.run_dir, self.data_dir)
         return True
 
@@ -178,8 +182,6 @@ class Rounds:
                 "--methods learned: its positions follow from the other nodes' messages while it "
                 "encodes, which rounds refuse; give --via gloo"
             )
-        if TORCH in vias and importlib.util.find_spec("torch") is None:
-            raise UserError("--via torch needs PyTorch: pip install 'jgc[bench]'")
         with values_of_the_user():
             rates = [check_rate(rate) for rate in words(self.rates)]
             for rate in rates:
@@ -204,6 +206,7 @@ class Rounds:
     ) -> Cell:
         changes = {"rate": self.outer_rate, "momentum": self.outer_momentum}
         outer = outer_of(method, overlapped, changes | {"merge": merge_of(self.merge)})
+        outer = Outer(1.0, 0.0) if via == TORCHFT else outer
         return Cell(
             via, method, rate, float(delay_ms), every, overlapped, outer, self.steps, self.seconds,
             self.step_seconds, seed, self.nodes, self.workload,
@@ -243,9 +246,16 @@ def _known(option: str, names: Sequence[str], known: Sequence[str]) -> None:
         raise UserError(f"{option} must be one or more of {', '.join(known)}, got none")
 
 
+def check_installed(cells: Sequence[Cell]) -> None:
+    """Raise UserError if a package is missing that these runs need."""
+    for via, package in ((TORCH, "'jgc[bench]'"), (TORCHFT, "torchft")):
+        if any(cell.via == via for cell in cells) and importlib.util.find_spec(via) is None:
+            raise UserError(f"--via {via} needs {via}: pip install {package}")
+
+
 def exists(cell: Cell) -> bool:
-    """Whether there is such a run: PyTorch sends 32 bits, and collectives overlap with nothing."""
-    if cell.via == TORCH and cell.method != "dense":
+    """Whether there is such a run: PyTorch's send 32 bits, and collectives do not overlap."""
+    if cell.via in (TORCH, TORCHFT) and cell.method != "dense":
         return False
     if cell.via == BUCKET:
         return cell.method != LEARNED

@@ -9,7 +9,15 @@ from jgc.lab.bench.network.namespaces import UNLIMITED, remove_leftovers, set_ra
 from jgc.lab.bench.network.stopping import stoppable
 from jgc.lab.bench.network.workers import ask, scratch, workers
 from jgc.lab.bench.rounds import node_bucket, node_gloo
-from jgc.lab.bench.rounds.cells import BUCKET, GLOO, TORCH, Cell, Measured, add_cell
+from jgc.lab.bench.rounds.cells import (
+    BUCKET,
+    GLOO,
+    TORCH,
+    TORCHFT,
+    Cell,
+    Measured,
+    add_cell,
+)
 from jgc.lab.bench.rounds.figures import measured_of
 from jgc.lab.bench.rounds.links import LEAST_BURST, links
 from jgc.lab.bench.rounds.training import data_of
@@ -21,6 +29,7 @@ PROGRAMS = {  # framework and module of a node's process
     BUCKET: ("jax", node_bucket.__name__),
     GLOO: ("jax", node_gloo.__name__),
     TORCH: ("torch", "jgc.lab.bench.rounds.node_torch"),
+    TORCHFT: ("torch", "jgc.lab.bench.rounds.node_torchft"),
 }
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH
+from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, TORCHFT
 from jgc.lab.bench.rounds.tables import Row
 from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, RED, new_figure, save_figure
 from jgc.lab.shared.rate import bytes_per_second
@@ -17,11 +17,11 @@ NAME = "rounds.png"
 COLOURS = dict(zip(MESSAGES, (RED, BLUE, GREEN, ORANGE), strict=True))
 LOOKS: dict[tuple[str, int], tuple[Any, str]] = {  # line style and marker by way and overlap
     (BUCKET, 0): ("-", "o"), (BUCKET, 1): ((0, (5, 2)), "s"), (GLOO, 0): ((0, (1, 1.5)), "^"),
-    (TORCH, 0): ((0, (1, 1.5)), "x"),
+    (TORCH, 0): ((0, (1, 1.5)), "x"), (TORCHFT, 0): ((0, (1, 1.5)), "+"),
 }  # fmt: skip
 WORDS = {
     (BUCKET, 0): "rounds", (BUCKET, 1): "rounds, overlap", (GLOO, 0): "jgc.local_steps over Gloo",
-    (TORCH, 0): "PyTorch local SGD over Gloo",
+    (TORCH, 0): "PyTorch local SGD over Gloo", (TORCHFT, 0): "torchft LocalSGD over Gloo",
 }  # fmt: skip
 H_OF_LOSSES = 30
 

@@ -5,13 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, Cell, Measured, shown
+from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, TORCHFT, Cell, Measured, shown
 from jgc.lab.bench.rounds.newcomer import reduced
 from jgc.lab.shared.rate import bytes_per_second
 from jgc.lab.shared.tables import filled_table, table
 from jgc.training.output.table import size
 
-WAYS = {BUCKET: "rounds", GLOO: "`jgc.local_steps`, Gloo", TORCH: "PyTorch local SGD, Gloo"}
+WAYS = {
+    BUCKET: "rounds", GLOO: "`jgc.local_steps`, Gloo", TORCH: "PyTorch local SGD, Gloo",
+    TORCHFT: "torchft LocalSGD, Gloo",
+}  # fmt: skip
 
 
 class Row(NamedTuple):
