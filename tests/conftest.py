@@ -39,7 +39,7 @@ _flags = {"--xla_force_host_platform_device_count": "1" if ONE_DEVICE else "8", 
 _given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_given, *(f"{k}={v}" for k, v in _flags.items() if k not in _given)]).strip()
 
-# "3/12": of the tests that the default leaves out, the third of twelve parts. CI takes another part each day.
+# "3/12": of the tests that the default leaves out, the third of twelve parts. CI takes a different part each day.
 PART = os.environ.get("JGC_TESTS_PART", "")
 
 collect_ignore = ["foreign_packages.py"]  # needs packages of its own

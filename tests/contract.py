@@ -140,11 +140,11 @@ COLLECTIVES = (
     "qsgd/ring",
     *(name for name in VARIANTS if "two-shot" in name),
 )
-# One method for each kind of exchange: properties that need another program, or another layout, by default.
+# One method for each kind of exchange: properties that need a different program, or a different layout, by default.
 KINDS = ("dense", "topk", "scalecom", "powersgd", "qsgd")
 
 # Mean over nodes of (kept before + came in) = aggregated + mean over nodes of kept after, where what came in is the
-# gradient, or with momentum correction u = m u + g. A low-pass memory keeps another law, see `laws.remembered`.
+# gradient, or with momentum correction u = m u + g. A low-pass memory keeps a different law, see `laws.remembered`.
 # Excused, by variant and phase, beside what the registry says of methods (`exempt_by_registry`):
 LAW_EXEMPT: dict[tuple[str, str], str] = {
     ("qsgd/l2", "qsgd, 3 bits"): "unbiased, and what is lost is not kept",
@@ -180,7 +180,7 @@ OVERFLOWS: dict[str, str] = {
 # 4.5 G / 127, a node's residual is at most K G / 254, and two layouts are at most twice that apart: 0.0045; residuals
 # that come in again make the gradients 4 % larger, and the leaf in bfloat16 adds 2^-8 G.
 _RING = "several nodes of a device are summed before the ring between devices, and less is quantised"
-_ORDER = "codes in f32 are added up in another order in each layout"
+_ORDER = "codes in f32 are added up in a different order in each layout"
 LAYOUT_EXEMPT: dict[tuple[str, str], tuple[str, float]] = {
     ("gradiveq", "compressed"): (_ORDER, 1e-6),
     ("gradiveq/ring feedback", "compressed"): (_ORDER, 1e-6),
@@ -194,7 +194,7 @@ LAYOUT_EXEMPT: dict[tuple[str, str], tuple[str, float]] = {
 
 # Where layouts agree bit for bit, several processes do with one. Excused, by method: the reason, and how far apart.
 _THREADS = (
-    "XLA on CPU divides a convolution among as many threads as a process has devices, and adds up in another order: "
+    "XLA on CPU divides a convolution among as many threads as a process has devices, and adds up in other orders: "
     "one process with four devices and one with eight are as far apart"
 )
 PROCESSES_EXEMPT: dict[str, tuple[str, float]] = {"lgc_ps": (_THREADS, 1e-4), "lgc_ring": (_THREADS, 1e-4)}
@@ -269,7 +269,7 @@ def settings_with(kind: type, own: dict[str, Any]) -> Any:
 
 
 def rules_of(variant: str) -> list[tuple[str, Compressor]]:
-    """The layers of a variant that another method sends, with that method: dense ones first, then top-k ones."""
+    """The layers of a variant that a different method sends, with that method: dense ones first, then top-k ones."""
     own = VARIANTS.get(variant, (variant, {}))[1]
     layers = {k.removeprefix("layers."): x for k, x in own.items() if k.startswith("layers.")}
     settings = settings_of(variant)
@@ -331,7 +331,7 @@ def _program_and_sent(case: Case) -> tuple[jax.stages.Compiled, tuple[Sent, ...]
     compressor, nodes = compressor_of(case.variant), nodes_of(case.layout)
     step = step_on_nodes(compressor.aggregate, compressor.schedule[case.phase].value, nodes)
     arguments = step_key(0, nodes), gradients(0, nodes), jgc.place(first_state(case.variant), STATE, nodes)
-    # XLA's older code generator, see quick.py, adds up in an autoencoder in another order in each layout.
+    # XLA's older code generator, see quick.py, adds up in an autoencoder in a different order in each layout.
     newer = quick.HAS_OLDER_GENERATOR and case.variant.startswith("lgc_")
     options = {"xla_cpu_use_fusion_emitters": True} if newer else None
     with jgc.comm.ledger() as recorded:

@@ -22,7 +22,7 @@ def file_of(folder: Path, method: str, process: int) -> Path:
 
 
 def named(phase: int, step: int, aggregated: Any, state: Any, info: Any) -> dict[str, Any]:
-    """The arrays of a step by name; without the residuals' norm, which is summed in another order."""
+    """The arrays of a step by name; without the residuals' norm, which is summed in a different order."""
     parts = {"aggregated": aggregated, "shared": state.shared, "local": state.local,
              "info": info._replace(residual_norm=())}  # fmt: skip
     leaves = [(part, i, x) for part, tree in parts.items() for i, x in enumerate(jax.tree.leaves(tree))]

@@ -1,7 +1,7 @@
 """train.py with a tiny model in processes of their own, forked from one that has imported everything but used nothing.
 
 Environment of a process: JGC_TEST_DUMP, a folder, gets the parameters as each of its devices holds them in the end;
-JGC_TEST_JAX: it says that its jax is of that version; JGC_TEST_PROGRAM: it compiles another program than the others;
+JGC_TEST_JAX: it says that its jax is of that version; JGC_TEST_PROGRAM: it compiles other programs than the rest;
 JGC_TEST_RANDOM: it draws other random numbers than the others;
 JGC_TEST_HANG: its main thread stops for good after that step. `jgc.lab.chaos.child` has further ones.
 """

@@ -53,8 +53,9 @@ def parsed(path: Path) -> Iterator[ast.AST]:
 
 
 def prose_of_module(path: Path) -> str:
-    """Docstrings, messages and comments of a Python file."""
-    strings = [x.value for x in parsed(path) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+    """Docstrings, messages and comments of a Python file; quoted identifiers are left out."""
+    strings = [x.value for x in parsed(path) if isinstance(x, ast.Constant) and isinstance(x.value, str)
+               and not x.value.isidentifier()]  # fmt: skip
     strings = [re.sub(r"^\s*(?:>>>|\.\.\.).*$", "", x, flags=re.M) for x in strings if not x.lstrip().startswith("@")]
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
     comments = " ".join(x.string.lstrip("# ") for x in tokens if x.type == tokenize.COMMENT)

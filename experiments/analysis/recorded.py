@@ -105,7 +105,7 @@ def find(folder: Path, layers: str = "") -> Recorded:
 
 
 def read(run: Recorded) -> Iterator[Step]:
-    """The recorded steps, one after another.
+    """The recorded steps, one by one.
 
     Raises:
       UserError: a file cannot be read, holds non-finite values, or is of a different number of nodes than the first.

@@ -30,7 +30,7 @@ def check_phases(state: Any) -> None:
 
 
 def check_count(state: Any, nodes: Nodes) -> None:
-    """Raise ValueError if a per-node field of a loop's state has another number of nodes."""
+    """Raise ValueError if a per-node field of a loop's state has a different number of nodes."""
     states = jax.tree.leaves(state.compressor, is_leaf=lambda x: isinstance(x, State))
     of_nodes: dict[str, PyTree] = {"compressor": [x.local for x in states if isinstance(x, State)]}
     of_nodes |= {name: getattr(state, name, ()) for name in ("own", "inner", "model_state")}

@@ -59,8 +59,8 @@ def check_compressor(x: Any) -> None:
 
 
 def check_nodes(x: Any) -> None:
-    """Raise TypeError unless x is a layout of nodes; ValueError where `jax.set_mesh` set another
-    mesh."""
+    """Raise TypeError unless x is a layout of nodes; ValueError where `jax.set_mesh` has set
+    a different mesh."""
     if not isinstance(x, Nodes):
         of_mesh, by_count = "jgc.from_mesh(mesh, slow=...)", "jgc.make_nodes(K), or jgc.from_mesh"
         raise TypeError(f"expected the layout of the nodes, got {x!r}: make it by "

@@ -39,21 +39,21 @@ def check_composition(opt_state: PyTree) -> None:
       ValueError: a wrapper would let every node decide by itself (docs/composing.md).
 
     Warns:
-      MomentumWarning: the method owns the momentum, and another transform has one, too.
+      MomentumWarning: the method owns the momentum, and a different transform has one, too.
     """
     for x in jax.tree.leaves(
         opt_state, is_leaf=lambda x: type(x).__name__ == "ApplyIfFiniteState" or is_accumulator(x)
     ):
         if type(x).__name__ == "ApplyIfFiniteState" and holds_state(x.inner_state):
             raise ValueError(
-                "optax.apply_if_finite around as_optax: each node would decide by its own "
+                "optax.apply_if_finite around as_optax: each node would decide by its "
                 "gradient, and nodes would disagree. A jgc method already skips a step on all "
                 "nodes if any gradient is not finite: leave apply_if_finite out, or put it "
                 "behind: optax.chain(as_optax(...), optax.apply_if_finite(optimizer, n))")
         if is_accumulator(x) and jax.tree.leaves(x.skip_state):
             raise ValueError(
                 "optax.MultiSteps with should_skip_update_fn around as_optax: each node would "
-                "decide by its own gradient. Leave should_skip_update_fn out: a jgc method skips "
+                "decide by its gradient. Leave should_skip_update_fn out: a jgc method skips "
                 "steps that are not finite, on all nodes")
     if any(_in_sequence(x) > 1
            for x in jax.tree.leaves(opt_state, is_leaf=lambda x: _in_sequence(x) > 1)):  # fmt: skip
@@ -94,7 +94,7 @@ def warn_of_momentum(opt_state: PyTree) -> None:
     leaves = jax.tree_util.tree_flatten_with_path(
         opt_state, is_leaf=lambda x: isinstance(x, State) or type(x).__name__ == CENTRE)[0]
     for path, _ in leaves:
-        # The first name on the path, after those of wrappers, is the optimiser's; later ones may be
+        # The first name on the path, after names of wrappers, is the optimiser's; later ones may be
         # names of parameters.
         names = [(i, key.name) for i, key in enumerate(path)
                  if "state" not in getattr(key, "name", "state")]  # fmt: skip

@@ -19,9 +19,9 @@ def check_fits(field: str, state: PyTree, made: PyTree, mismatch: str) -> None:
 
     Example:
       >>> check_fits("opt_state", {"mu": jnp.zeros(3)}, {"mu": jnp.zeros(4)},
-      ...     "of another optimiser")
+      ...     "of a different optimiser")
       Traceback (most recent call last):
-      ValueError: opt_state is of another optimiser: its leaf 'mu' is float32[3], and should be
+      ValueError: opt_state is of a different optimiser: its leaf 'mu' is float32[3], and should be
       float32[4]. init(key, params) makes one that fits
     """
     expected, leaves = leaves_by_path(made), leaves_by_path(state)

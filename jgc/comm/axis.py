@@ -153,7 +153,7 @@ def on_leaders_device(x: Array, leader: Array, nodes: Nodes) -> Array:
 
 
 def one_by_one(fn: Callable[[PyTree, PyTree], PyTree], shared: PyTree, x: PyTree) -> PyTree:
-    """`fn(shared, x)` for one emulated node after another, not batched. Sends nothing.
+    """`fn(shared, x)` for each emulated node in turn, not batched. Sends nothing.
 
     `shared` is the same on all nodes. Unrolled convolutions are many times faster on CPU than
     batched ones.

@@ -1,6 +1,6 @@
 """Collectives of a traced program: the bytes they send, and which outputs differ.
 
-`jgc.comm.ledger` names the fields of collectives, but misses those of `jax.lax`, counts those in a
+`jgc.comm.ledger` names the fields of collectives, but misses calls of `jax.lax`, counts those in a
 loop once, and those in a jitted function only at its first trace. `all_sent` walks over the program
 instead. `varying_axes` tells which outputs differ between devices, also for loops that `shard_map`
 with `check_vma=True` refuses, because they begin with a constant.

@@ -29,7 +29,7 @@ def mean_by(algorithm: str) -> Callable[[Array, Nodes, str], Array]:
     """The mean that a setting names: `pmean` for "psum", `ring_mean` for "ring".
 
     Raises:
-      ValueError: another algorithm.
+      ValueError: a different algorithm.
     """
     means = {"psum": pmean, "ring": ring_mean}
     if algorithm not in means:

@@ -65,7 +65,7 @@ def two_shot_quantized_mean(
         value = lax.optimization_barrier(decode(from_words(words, names)))
         return total + jnp.where(i == index, x[index], value), None
 
-    # one node after another: [K, m] decoded at once would not fit for a large model
+    # node by node: [K, m] decoded at once would not fit for a large model
     total, _ = lax.scan(add, jnp.zeros_like(x[0]), (jnp.arange(nodes.count), received))
     payload = encode(jax.random.fold_in(key, nodes.count), total / nodes.count)
     words = all_gather_at_once(to_words(payload), nodes, field)

@@ -25,7 +25,7 @@ class Dense:
     algorithm: Literal["psum", "ring", "server"] = "psum"
     """psum: the runtime's all-reduce; ring: by ppermute; server: gather and average"""
     momentum_correction: bool = False
-    """momentum on each node; set it for a group of layers if another group has momentum correction;
+    """momentum on each node; set it for a group of layers if other groups have momentum correction;
     the optimiser then has none"""
     momentum: float = 0.9
     """momentum of momentum correction, in [0, 1)"""

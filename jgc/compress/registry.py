@@ -26,7 +26,7 @@ class Entry(NamedTuple):
       exempt: laws of the contract suite that the method breaks after its warm-up, with the reason:
         "conservation" (residual and aggregate conserve gradients) and "zeros" (zero gradients give
         a zero aggregate).
-      layers: which layers comparisons send in another way, as in Section VI-A of the LGC paper:
+      layers: which layers comparisons send in a different way, as in Section VI-A of the LGC paper:
         `FIRST_DENSE`, `FIRST_DENSE_LAST_TOP_K`, or none.
       citation: its papers in BibTeX; empty for jgc's methods (`papers`).
     """

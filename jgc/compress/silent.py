@@ -1,6 +1,6 @@
 """A control for experiments, not a method: after the warm-up its layers send nothing.
 
-A run with it still learns from layers that another method sends and from batch-norm statistics. A
+A run with it still learns from layers that other methods send and from batch-norm statistics. A
 compressed run shows a benefit only if it is clearly better than this control.
 """
 

@@ -109,7 +109,7 @@ def launch(asked: Runs, variants: Mapping[str, Any], options: Mapping[str, Seque
       options: words of `train.py`'s command line by the name of the variant.
 
     Raises:
-      UserError: a setting that no run can have, a folder that holds another run, or no run finished.
+      UserError: a setting that no run can have, a folder that holds a different run, or no run finished.
     """
     seeds, failed = seeds_of(asked.seeds), dict[str, str]()
     stopped = None

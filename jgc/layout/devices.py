@@ -3,7 +3,7 @@
     hidden, sealed              XLA on CPU: leaves of equal size compile once, and nothing twice
     in_tiles, as_flat, cut      a TPU keeps a node's vectors as rows of 128 values, filled up with
                                 zeros to whole tiles; other devices keep f32[n]
-    each                        gathered messages: decoded together, or one after another
+    each                        gathered messages: decoded together, or one by one
     squared_norm, unusable      many arrays read once: in few kernels, or in long stretches
 
 A TPU works on tiles of 8 x 128 values. It lays out f32[1, n], a node's vector in an array [K, n],
@@ -147,7 +147,7 @@ def in_form(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def each(fn: Callable[[PyTree], PyTree], x: PyTree, few: bool = False) -> PyTree:
-    """fn of every entry of the leading axis of x: on CPU one after another, on GPU by `vmap`.
+    """fn of every entry of the leading axis of x: on CPU one by one, on GPU by `vmap`.
 
     On TPU by `vmap` if `few` values are gathered: then an axis of K entries is the last one, and
     filled up to 128. On CPU the loop does what no barrier does: it keeps XLA from computing the
@@ -245,7 +245,7 @@ def squares_of_new(arrays: Sequence[Array]) -> Array:
 def _in_few_kernels(arrays: Sequence[Array]) -> Array:
     """The sum of squares in two kernels for 64 arrays: leaf by leaf it takes two for each."""
     # A kernel that reads a concatenation finds each value's array by comparing one length after
-    # another. So arrays of equal size are added up first, and the concatenation has one part for
+    # the other. So arrays of equal size are added up first, and the concatenation has one part for
     # each size.
     total = jnp.float32(0)
     in_order = sorted((x.reshape(-1) for x in arrays), key=lambda x: (x.dtype.name, x.size))

@@ -40,7 +40,7 @@ def take(tree: PyTree, leaves: Sequence[int]) -> PyTree:
 
 
 def put_back(tree: PyTree, part: PyTree, leaves: Sequence[int]) -> PyTree:
-    """The tree with these leaves replaced by those of `part`, the inverse of `take`.
+    """The tree with these leaves replaced by the leaves of `part`, the inverse of `take`.
 
     Example:
       >>> put_back({"a": 1, "b": 2}, {"a": None, "b": 7}, [1])

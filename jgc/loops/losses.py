@@ -42,7 +42,7 @@ def in_one_form(
 
 
 def _called(loss: Callable[..., Any], has_state: bool, has_frozen: bool, *args: Any) -> Any:
-    """`loss(*args)`. Raise TypeError, naming the cure, if it takes another number of arguments."""
+    """`loss(*args)`. Raise TypeError, naming the cure, if it takes more or fewer arguments."""
     try:
         inspect.signature(loss).bind(*args)
     except ValueError:  # a built-in one, which does not say what it takes

@@ -67,7 +67,7 @@ def check_own(
             "the parameters of this state belong to two runs: `own` never took a step, and "
             "`params` differ from it, so the next exchange would count the difference as "
             "progress. To start from other parameters, call init(key, params). To resume, give "
-            "the whole state; for another number of nodes give jgc.with_nodes(state, init(key, "
+            "the whole state; for a different number of nodes give jgc.with_nodes(state, init(key, "
             "state.params)) (docs/your_loop.md, Checkpoints)"
         )
 

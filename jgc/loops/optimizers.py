@@ -55,7 +55,7 @@ def updated(
     optimizer: Any, grads: PyTree, state: PyTree, params: PyTree, name: str = "the optimiser",
     **extras: Any,
 ) -> tuple[PyTree, PyTree]:  # fmt: skip
-    """Call `optimizer.update` with those of the `extras` that it accepts.
+    """Call `optimizer.update` with the `extras` that it accepts.
 
     `value`, the loss f32[], is equal on all nodes that share the state. Raises TypeError if the
     optimiser wants other arguments.

@@ -1,6 +1,6 @@
 """The parts of training with local steps, as pure functions of whole arrays.
 
-With theta the shared parameters and theta_k those of node k, in every step, then every H steps:
+With theta the shared parameters and theta_k node k's, in every step, then every H steps:
 
     theta_k = inner step on node k
     Delta = aggregate of the pseudo-gradients theta - theta_k     the compressor, over all nodes
@@ -48,8 +48,8 @@ class Arrays(NamedTuple):
     outer: tuple[PyTree, ...]  # the outer optimiser's states, equal on all nodes
     waiting: tuple[Waiting, ...]  # with an overlap, the aggregates that wait; else ()
     compressor: tuple[State, ...]  # the compressor's states
-    own: PyTree  # each node's own parameters, [K, ...]
-    inner: PyTree  # each node's own state of the inner optimiser, [K, ...]
+    own: PyTree  # the parameters of each node, [K, ...]
+    inner: PyTree  # the state of each node's inner optimiser, [K, ...]
     largest_norm: PyTree = ()  # f32[K], see `jgc.LocalState`; () in a loop without that guard
 
 
@@ -180,7 +180,7 @@ def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
 
 
 def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
-    """The tuple with another item at an index."""
+    """The tuple with a different item at an index."""
     return (*items[:index], item, *items[index + 1 :])
 
 
@@ -198,9 +198,10 @@ def check_local(parts: Parts, arrays: Arrays) -> None:
     waiting = tuple(Waiting(part, finite) for part in fragments if parts.overlap)
     other = "or of other parameters"
     check_field("own", arrays.own, own, "of other parameters than params")
-    check_field("inner", arrays.inner, inner, f"of another inner optimiser, {other}")
-    check_field("outer", arrays.outer, outer, f"of another outer optimiser, {other}")
-    check_field("waiting", arrays.waiting, waiting, f"of local steps with another overlap, {other}")
+    check_field("inner", arrays.inner, inner, f"of a different inner optimiser, {other}")
+    check_field("outer", arrays.outer, outer, f"of a different outer optimiser, {other}")
+    of = f"of local steps with a different overlap, {other}"
+    check_field("waiting", arrays.waiting, waiting, of)
     states = arrays.compressor
     if not isinstance(states, tuple) or len(states) != len(fragments):
         form = f"a {type(states).__name__} of {len(states)}"

@@ -97,7 +97,9 @@ def from_arrays(arrays: S) -> S:
                 "restore into jgc.as_arrays(init(...)) of the same loop"
             )
         if step != [now := int(arrays.step)]:
-            raise ValueError(f"'step' is {now}, and as_arrays saved {step[0]}: {DAMAGED}")
+            raise ValueError(
+                f"the array 'step' is {now}, and as_arrays saved {step[0]}: {DAMAGED}"
+            )
         empty = zip(leaves[FIRST:], table[:, 2].tolist(), strict=True)
         leaves[FIRST:] = [_emptied(x, axes) if axes else x for x, axes in empty]
         _check(jax.tree.unflatten(structure, leaves), table)
@@ -153,8 +155,8 @@ def _check(arrays: Any, table: np.ndarray) -> None:
         if _form(x) != form:
             raise ValueError(
                 f"the array {path_of(path)!r} is {x.dtype}{list(x.shape)}, and as_arrays saved "
-                "another dtype or shape: restore into jgc.as_arrays(init(...)) of the same loop "
-                "(Orbax casts to the dtype that it is asked for)"
+                "a different dtype or shape: restore into jgc.as_arrays(init(...)) of the same "
+                "loop (Orbax casts to the dtype that it is asked for)"
             )
         if value != right:
             raise ValueError(

@@ -52,7 +52,7 @@ def make_skip_warning(steps: str = "steps") -> Callable[[int, Array], None]:
             return
         numbers, values = zip(*(waiting.popleft() for _ in range(IN_A_ROW)), strict=True)
         for number, fine in zip(numbers, jax.device_get([_here(x) for x in values]), strict=True):
-            before = skipped if number == last + 1 else 0  # another state, or a restored one
+            before = skipped if number == last + 1 else 0  # a different state, or a restored one
             skipped, last = np.where(np.ravel(fine), 0, before + 1), number
             if warned := bool(np.max(skipped) >= IN_A_ROW):
                 warnings.warn(_message(number, steps), SkippedStepsWarning, stacklevel=3)

@@ -75,7 +75,7 @@ class Step:
         compressor, optimizer, nodes = self._settings[1:4]
         placed_key, model_state = self._loop.begin(key, params, model_state)
         if nodes.mesh is not None:
-            shards_of(params, nodes)  # names a leaf that is divided over another axis
+            shards_of(params, nodes)  # names a leaf that is divided over a different axis
         put = self._loop.putter(device_of(params))
         params = put(copied(params))
         opt_state = put(copied(optimizer.init(params)))
@@ -232,7 +232,7 @@ class Step:
         _, compressor, optimizer, nodes, *_ = self._settings
         check_state(compressor.init, state.params, state.compressor, nodes, "compressor")
         made = jax.eval_shape(optimizer.init, state.params)
-        reason = "of another optimiser, or of other parameters"
+        reason = "of a different optimiser, or of other parameters"
         check_fits("opt_state", state.opt_state, made, reason)
 
 

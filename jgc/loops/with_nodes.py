@@ -1,4 +1,4 @@
-"""The state of a loop for another number of nodes, or other devices: `with_nodes`."""
+"""The state of a loop for a different number of nodes, or other devices: `with_nodes`."""
 
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ DIVIDED = (
 
 
 def with_nodes(state: S, fresh: S) -> S:
-    """Convert a loop's state to another number of nodes K, other devices, or both.
+    """Convert a loop's state to a different number of nodes K, other devices, or both.
 
         nodes = jgc.make_nodes(4)
         init, step = jgc.make_step(loss, compressor, optimizer, nodes)

@@ -87,7 +87,7 @@ def plan_of_step(
     planned: Callable[..., tuple[Plan, State]],
     phase: Any, grads: PyTree, state: State, nodes: Nodes,
 ) -> Plan:  # fmt: skip
-    """The plan that `init` made. Raise ValueError for another phase, gradient or state."""
+    """The plan that `init` made. Raise ValueError for a different phase, gradient or state."""
     leaves, treedef = jax.tree.flatten(grads)
     axes, group_of = None, ()
     if isinstance(getattr(state, "shared", None), ByShards):

@@ -113,7 +113,7 @@ def decode(
       shapes: a tree like the parameters.
 
     Raises:
-      ValueError: no messages, or messages of another length than the shapes have; see `encode`.
+      ValueError: no messages, or messages of a different length than the shapes have; see `encode`.
     """
     plan, stages = _stages(compressor, phase, shapes)
     like = _payloads(plan, stages)

@@ -180,7 +180,7 @@ def all_reduce(algorithm: str = "psum") -> Exchange:
         `ppermute`).
 
     Raises:
-      ValueError: another algorithm.
+      ValueError: a different algorithm.
     """
     reduce = comm.mean_by(algorithm)
 

@@ -77,7 +77,7 @@ def from_step(
     Raises:
       TypeError: `memory` is no Memory, `schedule` no tuple of phases; in a step, its result is no
         `Step`.
-      ValueError: a negative `clip_norm`; in a step, `mean`, `sent` or a state of another shape.
+      ValueError: a negative `clip_norm`; in a step, `mean`, `sent` or a state of a different shape.
 
     Example:
       >>> from jgc import comm

@@ -57,7 +57,7 @@ def error_feedback(dtype: jax.typing.DTypeLike = jnp.float32, decay: float = 1.0
       decay: in (0, 1]; below 1, old residuals fade and gradients are not conserved.
 
     Raises:
-      ValueError: decay outside (0, 1], or another dtype than `RESIDUAL_DTYPES`.
+      ValueError: decay outside (0, 1], or a different dtype than `RESIDUAL_DTYPES`.
 
     Source: Seide et al. 2014 (1-bit SGD); Strom 2015; Stich et al. 2018.
     """

@@ -72,7 +72,8 @@ def check_signature(signature: Signature, at_init: Signature) -> None:
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
                 f"{right_dtype}{list(right_shape)}: {cure}")
     raise ValueError(
-        "the leaves of the gradients come in another order than those of the parameters at init")
+        "the leaves of the gradients come in a different order than the parameters at "
+        "init")
 
 
 def check_state(
@@ -115,7 +116,7 @@ def check_like(made: State, state: State, field: str = "this state") -> None:
 
 def _of_another(field: str, differs: str) -> str:
     return (
-        f"{field} was made by another compressor, or with other settings: {differs}. "
+        f"{field} was made by a different compressor, or with other settings: {differs}. "
         "Make it by the init of the compressor that takes it"
     )
 

@@ -78,7 +78,7 @@ def of_group(group: Group, key: Key, nodes: Nodes) -> State:
 
 
 def check_states(plan: Plan, made: State, state: State) -> None:
-    """Raise ValueError, naming a leaf, for a state of other parameters or another compressor.
+    """Raise ValueError, naming a leaf, for a state of other parameters or a different compressor.
 
     `made`: the shapes of the state that init makes, with a node axis in its local part.
     """

@@ -41,7 +41,7 @@ def on_nodes(
         placements.
       outs: the placements of `fn`'s outputs. Tracing raises an error if an output is declared
         SHARED but may differ between nodes, because communication was forgotten.
-      unroll: run the nodes of a device one after another instead of under `vmap`, which makes
+      unroll: run the nodes of a device one by one instead of under `vmap`, which makes
         convolutions on CPU much faster. Implies `communicates=False`.
       partitioned: whether `fn` sees a node's whole arrays, and XLA divides its work among the
         node's devices. If not, `fn` runs on each device and sees that device's part.
@@ -121,10 +121,7 @@ def on_nodes(
 
     def checked(*args):
         if len(args) != len(ins):
-            raise ValueError(
-                f"ins has {len(ins)} placements, and the function was called with {len(args)} "
-                "arguments"
-            )
+            raise ValueError(f"ins has {len(ins)} placements, and the call {len(args)} arguments")
         for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
             check_node_axes(placements, arg, nodes, f"argument {i}")
         if explicit:  # on Auto axes, shard_map divides the arguments itself

@@ -45,8 +45,8 @@ def node_grads(
         `-> (scalar, aux)`. It may contain any loop or branch.
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`; `aux` on nodes of several devices: see `jgc.Metrics`.
-      unroll: whether the nodes of a device are computed one after another (True), or together under
-        `vmap` (False). By default one after another on CPU, together on GPU and TPU.
+      unroll: whether the nodes of a device are computed one by one (True), or together under
+        `vmap` (False). By default one by one on CPU, together on GPU and TPU.
       local: whether `loss` takes a third, node-local argument, such as batch statistics.
       placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a
         node divide the parameters (FSDP, tensor parallel): XLA then divides work and gradients.
@@ -125,7 +125,7 @@ def node_grads(
 
 
 def unrolled(unroll: bool | None, nodes: Nodes) -> bool:
-    """Whether to compute gradients of a device's nodes one after another; None: as is faster.
+    """Whether to compute gradients of a device's nodes one by one; None: as is faster.
 
     Convolutions on a CPU take 2.2 times as long under `vmap` as unrolled, and on an H100 2.8 times
     as long unrolled as under `vmap`, with 2.9 times the time to compile.

@@ -145,7 +145,7 @@ class ObjectStore:
             raise
         except exceptions.AlreadyExistsError as error:
             raise FileExistsError from error
-        except Exception as error:  # obstore's own classes, and those of the interpreter
+        except Exception as error:  # classes of obstore and of the interpreter
             raise self._error(error) from None
 
     def _error(self, error: Exception) -> BucketError:

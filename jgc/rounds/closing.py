@@ -27,7 +27,7 @@ from jgc.rounds.requests import Create, Get, List, Requests
 
 
 class Foreign(Exception):
-    """Another process of this run has sent under this node's name."""
+    """A different process of this run has sent under this node's name."""
 
 
 class Arrivals:
@@ -147,7 +147,7 @@ class Closed(NamedTuple):
     list: RoundList  # its list
     data: Mapping[str, bytes]  # the messages that this node has read or sent, by node
     waited: float  # seconds
-    twin: bool  # whether a message of another process was under the name of this node's
+    twin: bool  # whether a message of a different process was under the name of this node's
     sent: bool  # whether this node's message came into the bucket, as far as it knows
 
 
@@ -157,7 +157,7 @@ def closed_round(
 ) -> Requests[Closed | None]:  # fmt: skip
     """Take part in a round, with this node's message, until its list exists; make it if needed.
 
-    Returns None once nobody else is expected, `unless_left`. `seconds` are those of this node's
+    Returns None once nobody else is expected, `unless_left`. `seconds` is the time of this node's
     local steps. Raises Forgotten: the round was deleted long ago.
     """
     pauses, arrivals = Pauses(context), Arrivals(context, number, expected, seconds)

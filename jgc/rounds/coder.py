@@ -54,7 +54,7 @@ class Leaves:
         return np.concatenate([np.asarray(x, np.float32).reshape(-1) for x in floats])
 
     def tree(self, vector: Vector, like: PyTree) -> PyTree:
-        """The inverse, in the parameters' dtypes; leaves without floats are those of `like`."""
+        """The inverse, in the parameters' dtypes; leaves without floats come from `like`."""
         parts = np.split(vector, np.cumsum(self.sizes)[:-1])
         specs = zip(parts, self.shapes, self.dtypes, self.floats, jax.tree.leaves(like), strict=True)
         flat = [_placed(x.reshape(s).astype(d), old) if f else old for x, s, d, f, old in specs]

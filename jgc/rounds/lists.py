@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jgc.rounds.messages import BadObject, Message, check_header, opened, sealed
 
-DISSENT = "dissent"  # why a message does not count that comes from another theta
+DISSENT = "dissent"  # why a message does not count that comes from a different theta
 OUTLIER = "outlier"  # how the reason begins for which a message does not go back into the residual
 
 
@@ -28,7 +28,7 @@ class RoundList(NamedTuple):
     round: int  # its number
     theta: str  # digest of the shared state that its members started from
     members: tuple[Entry, ...]  # the messages that count, by node in order
-    left_out: Mapping[str, str]  # why the other messages do not count, by node. "dissent" is another digest of theta
+    left_out: Mapping[str, str]  # why the other messages do not count, by node. "dissent": its digest of theta differs
     writer: str  # the member that writes the next checkpoint if one is due
     by: str  # the node that made the list
     full: bool  # whether all came that were expected
@@ -45,7 +45,7 @@ class RoundList(NamedTuple):
 
     @property
     def dissent(self) -> bool:
-        """Whether a node started from another theta."""
+        """Whether a node started from a different theta."""
         return DISSENT in self.left_out.values()
 
 
@@ -55,7 +55,7 @@ def make_list(
 ) -> RoundList:  # fmt: skip
     """The list of round `number`, made `by` a node, from valid messages by node, at least one.
 
-    `norms` are those of the decoded messages, `broken` why others are not valid, `before` the last
+    `norms` are norms of the decoded messages, `broken` why others are not valid, `before` the last
     list's members, the first of which writes checkpoints. A message whose norm exceeds `multiple`
     times the median does not count; 0 for all.
     """

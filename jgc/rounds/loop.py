@@ -1,4 +1,4 @@
-"""Rounds in a user's own loop: `join`, and the object that it returns."""
+"""Rounds in a user's loop: `join`, and the object that it returns."""
 
 import logging
 import os

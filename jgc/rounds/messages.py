@@ -2,7 +2,7 @@
 
     magic "JGCR", version u8, signed u8, length of the header u32    all little-endian
     header                                                           JSON
-    arrays                                                           one after another, C order
+    arrays                                                           one by one, C order
     seal, 32 bytes                        SHA-256 of all before, or HMAC-SHA256 with the run's secret
 
 With a secret nothing unsigned is read. Nothing is unpickled: a header names dtypes and shapes, and
@@ -84,7 +84,7 @@ def opened(data: bytes, secret: bytes | None) -> tuple[Header, Arrays]:
     body, seal = data[:-_SEAL], data[-_SEAL:]
     # compares in constant time
     if not hmac.compare_digest(seal, _seal(body, secret)):
-        other = "signed with another secret, or truncated" if secret else "truncated or changed"
+        other = "signed with a different secret, or truncated" if secret else "truncated or changed"
         raise BadObject(f"{other}: {len(data)} bytes with a wrong checksum")
     try:
         text = json.loads(body[_START.size : _START.size + length])
@@ -132,7 +132,7 @@ def check_header(header: Header, expected: str, run: str) -> None:
     if header.get("kind") != expected:
         raise BadObject(f"a {header.get('kind')}, not a {expected}")
     if header.get("run") != run:
-        raise BadObject(f"of another run, {header.get('run')}")
+        raise BadObject(f"of a different run, {header.get('run')}")
 
 
 def sha256_of(data: bytes) -> str:

@@ -91,7 +91,7 @@ class Disk:
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let another process use the folder."""
+        """Let a different process use the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -126,7 +126,7 @@ def _locked(path: Path, node: str) -> int | None:
     except OSError:
         os.close(file)
         raise RoundsError(
-            f"{path.parent}: another process on this machine runs as node {node!r}; stop it, or give "
-            "this one another name"
+            f"{path.parent}: a different process on this machine runs as node {node!r}; stop it, or give "
+            "this one a different name"
         ) from None
     return file

@@ -234,7 +234,10 @@ class Member:
         """
         self.twins = self.twins + 1 if closed.twin else 0
         if closed.twin and (self.twins > 1 or self.has_sent):
-            raise Twin(f"another process sends as {self.context.node!r}: this one stops; give one of them another name")
+            raise Twin(
+                f"a different process sends as {self.context.node!r}: this one stops; give one of them "
+                "a different name"
+            )
         self.has_sent = self.has_sent or closed.sent
 
     def _load(self) -> Requests[None]:
@@ -243,7 +246,7 @@ class Member:
         except Diverged:
             raise RoundsError(
                 "the checkpoint and the lists give other parameters than the other nodes have: does this "
-                "machine compute differently (see jgc.rounds.arithmetic), or have another version of jgc?"
+                "machine compute differently (see jgc.rounds.arithmetic), or have a different version of jgc?"
             ) from None
         if newest is None:
             raise RoundsError("the bucket forgets: it has run.json, and no checkpoint")

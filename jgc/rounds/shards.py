@@ -49,7 +49,7 @@ def shards_of(leaves: Sequence[Any], floats: Sequence[bool]) -> list[Shard]:
 
 
 def cut(vector: Vector, shard: Shard, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray | None]:
-    """A shard's pieces of f32[n], as views; the leaves lie in the vector one after another."""
+    """A shard's pieces of f32[n], as views; the leaves lie in the vector one by one."""
     return [part if part is None else part[piece] for part, piece in _parts(vector, shard, shapes)]
 
 

@@ -58,9 +58,9 @@ def added(x: Array, more: Array | Sparse) -> Array:
             more.values, indices_are_sorted=ascend, unique_indices=unique,
             wrap_negative_indices=False,
         )  # fmt: skip
-    if backend() == "cpu":  # which adds one after another, node after node
+    if backend() == "cpu":  # which adds one by one, node after node
         return added(x, Unordered(*(part.reshape(-1) for part in more)))
-    # One node after another: a GPU adds values at equal positions in any order, but all devices
+    # Node by node: a GPU adds values at equal positions in any order, but all devices
     # need equal sums, and for a TPU the positions of all nodes together would have to be sorted.
     # The first node is outside of the loop: XLA for TPU then makes zeros and scatter in one pass.
     nodes = type(more)(_by_nodes(more.positions, _PAST_ALL), _by_nodes(more.values, 0))

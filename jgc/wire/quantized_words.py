@@ -222,7 +222,7 @@ def _packed(q: Quantiser, codes: Array) -> Array:
     top = float(jnp.finfo(q.float_dtype).max)
     codes = jnp.clip(codes, -top, top)
     if q.float_dtype == jnp.bfloat16:
-        # Its bits are those of an f32; libtpu 0.0.52 dies of a bitcast to 16 bits here.
+        # Its bits are the bits of an f32; libtpu 0.0.52 dies of a bitcast to 16 bits here.
         rounded = lax.reduce_precision(codes, exponent_bits=8, mantissa_bits=7)
         return pack_bits(lax.bitcast_convert_type(rounded, jnp.uint32) >> 16, q.bits)
     bits = lax.bitcast_convert_type(codes.astype(q.float_dtype), jnp.dtype(f"uint{q.bits}"))

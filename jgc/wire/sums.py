@@ -50,7 +50,7 @@ def range_sums(x: Array, counts: Sequence[int], part: Array | None = None, parts
         return jnp.zeros((groups,), x.dtype).at[group].add(x)
     if backend() == "gpu":
         return _in_rows(jnp.sum, 0.0, x, counts, part, parts)
-    # XLA adds the values of a scatter one after another on CPU: in f32, 1 added to 2^24 is lost. So
+    # XLA adds the values of a scatter one by one on CPU: in f32, 1 added to 2^24 is lost. So
     # a long vector adds into several sums for each group in turn, which are added in the end.
     rows = -(-x.size // AT_MOST) or 1
     if rows > 1:

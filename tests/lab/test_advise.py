@@ -411,7 +411,7 @@ def test_wrong_results_file_or_place(tmp_path, capsys):
 
 
 def test_advice_from_bench_network(tmp_path, capsys):
-    """With what the methods really send; the figures are invented for another model, so that errors are large."""
+    """With what the methods really send; the figures are invented for a different model, so that errors are large."""
     (tmp_path / "results.json").write_text(json.dumps(invented(hosts=(4,))))
     assert experiment(["predictions", str(tmp_path), "--output", str(tmp_path / "check")]) == 0
     assert len(json.loads((tmp_path / "check" / "advise.json").read_text())["cells"]) == 2 * len(COMPUTE)

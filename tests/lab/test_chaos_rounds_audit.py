@@ -122,7 +122,7 @@ def _counted_in_two_rounds(folder):
 @pytest.mark.parametrize("plant, text", [
     (_no_list, "after 2 rounds: round 2 has no list, and later rounds exist"),
     (_no_message, "after 2 rounds: truncated: 0 bytes"),
-    (_changed_message, "after 2 rounds: signed with another secret, or truncated"),
+    (_changed_message, "after 2 rounds: signed with a different secret, or truncated"),
     (_other_theta, "after 2 rounds: the lists give other parameters"),
     (_listed_twice, "list 2 after 2 lists; members: oslo, oslo, paris"),
     (_counted_in_two_rounds, "round 2: oslo's message counts a second time"),
@@ -214,6 +214,6 @@ def test_goodput_is_at_most_what_step_times_allow():
     rounds = [_round(i, seen, "ab") for i, seen in enumerate((3, 5, 10, 15))]
     tokens, seconds = goodput(rounds, ["a", "b"], _never, MOST)
     assert tokens / seconds == MOST and seconds == 24
-    # one node's gain does not hide another node's loss
+    # one node's gain does not hide a different node's loss
     rounds = [_round(i, seen, "a" if i == 2 else "ab") for i, seen in enumerate((3, 5, 10, 15))]
     assert goodput(rounds, ["a", "b"], _never, MOST)[0] == 12 * MOST + 640

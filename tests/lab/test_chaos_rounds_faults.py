@@ -142,9 +142,9 @@ def test_the_stranger_s_message_is_valid_and_decodes_to_nan(tmp_path):
 
 
 @pytest.mark.parametrize("alive, words, outcome", [
-    ((True, True), "", HANG), ((False, False), "another process sends as paris", SILENT),
-    ((True, False), "a different error", SILENT), ((True, False), "another process sends as paris", None),
-    ((False, True), "another process sends as paris", None),
+    ((True, True), "", HANG), ((False, False), "a different process sends as paris", SILENT),
+    ((True, False), "a different error", SILENT), ((True, False), "a different process sends as paris", None),
+    ((False, True), "a different process sends as paris", None),
 ])  # fmt: skip
 def test_exactly_one_twin_stops(tmp_path, alive, words, outcome):
     twin = _Node("paris", tmp_path, words)

@@ -52,7 +52,7 @@ def test_a_step_is_encode_gather_decode(name):
         mean, state, _ = step(key, grads, state)
         messages, each, usable = zip(*(encode(key, _of_node(grads, k), each[k], k) for k in range(K)), strict=True)
         assert all(usable) and {x.dtype for x in messages} == {jnp.dtype("uint32")}
-        if name == "onebit":  # its scales are sums, which XLA takes in another order for several nodes at once
+        if name == "onebit":  # its scales are sums, which XLA takes in a different order for several nodes at once
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), decode(messages), mean)
             break
         assert same_bits(decode(messages), mean)

@@ -37,7 +37,7 @@ def test_stacks_hold_the_arrays_in_their_order(on_gpu):
 
 def test_each_array_meets_its_partner(on_gpu):
     lefts, rights = arrays_of(SHAPES), arrays_of(SHAPES, seed=1)
-    rights[2] = rights[2][:1]  # of another shape than its neighbours' partners
+    rights[2] = rights[2][:1]  # of a different shape than its neighbours' partners
     differences = jax.jit(lambda a, b: each_of(jnp.subtract, a, b))(lefts, rights)
     for x, y, difference in zip(lefts, rights, differences, strict=True):
         np.testing.assert_array_equal(difference, x - y)

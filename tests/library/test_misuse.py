@@ -95,7 +95,8 @@ def test_state_of_another_compressor_is_named(made, taken, message, layout):
     nodes = nodes_of(layout)
     other = made.init(jax.random.key(0), PARAMS, nodes)
     step = step_on_nodes(taken.aggregate, taken.schedule[-1].value, nodes)
-    with _raises(ValueError, f"this state was made by another compressor, or with other settings: {message}. Make it"):
+    text = f"this state was made by a different compressor, or with other settings: {message}. Make it"
+    with _raises(ValueError, text):
         jax.eval_shape(step, jax.random.key(0), _grads(), other)
     (init, _), (_, step) = (jgc.make_step(_loss, one, optax.sgd(0.1), nodes) for one in (made, taken))
     with _raises(ValueError, message):
@@ -116,7 +117,7 @@ def test_leaves_in_another_order_are_an_error():
         w: jax.Array
         b: jax.Array
 
-    with _raises(ValueError, "the leaves of the gradients come in another order"):
+    with _raises(ValueError, "the leaves of the gradients come in a different order"):
         _step(topk(), _grads(Tree(PARAMS["w"], PARAMS["b"])))
 
 

@@ -56,7 +56,8 @@ def test_states_of_something_else_are_named():
         local_step(own._replace(phases=(None,)), BATCH)
     with _raises(ValueError, "these steps have 1 fragments, the state 2"):
         local_step(own._replace(phases=own.phases * 2), BATCH)
-    with _raises(ValueError, "opt_state is of another optimiser, or of other parameters: it has the leaf '0/count'"):
+    text = "opt_state is of a different optimiser, or of other parameters: it has the leaf '0/count'"
+    with _raises(ValueError, text):
         _first(optimizer=optax.sgd(0.1))[1](state, BATCH)
 
 

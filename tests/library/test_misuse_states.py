@@ -76,33 +76,33 @@ def test_containers_of_a_checkpoint_without_target_are_named(kind, field, change
 
 
 def of(kind, field, **changes):
-    """A field of the state of another loop."""
+    """A field of the state of a different loop."""
     return lambda _: getattr(made(kind, **changes)[0], field)
 
 
 OTHERS = [
-    ("make_step", "params", with_leaf, "opt_state is of another optimiser, or of other parameters: it lacks the leaf "
-     "'0/mu/c'. init(key, params) makes one that fits"),
-    ("make_step", "params", lambda x: {**x, "w": jnp.zeros((6, 5))}, "opt_state is of another optimiser, or of other "
-     "parameters: its leaf '0/mu/w' is float32[6, 4], and should be float32[6, 5]. init(key, params) makes one"),
-    ("make_step", "opt_state", lambda x: jax.tree.map(lambda a: a.astype(jnp.int32), x), "opt_state is of another "
+    ("make_step", "params", with_leaf, "opt_state is of a different optimiser, or of other parameters: it lacks the "
+     "leaf '0/mu/c'. init(key, params) makes one that fits"),
+    ("make_step", "params", lambda x: {**x, "w": jnp.zeros((6, 5))}, "opt_state is of a different optimiser, or of "
+     "other parameters: its leaf '0/mu/w' is float32[6, 4], and should be float32[6, 5]. init(key, params) makes one"),
+    ("make_step", "opt_state", lambda x: jax.tree.map(lambda a: a.astype(jnp.int32), x), "opt_state is of a different "
      "optimiser, or of other parameters: its leaf '0/mu/b' is int32[4], and should be float32[4]"),
-    ("make_step", "compressor", of("make_step", "compressor", method=powersgd()), "compressor was made by another "
+    ("make_step", "compressor", of("make_step", "compressor", method=powersgd()), "compressor was made by a different "
      "compressor, or with other settings: it lacks the leaf 'local/memory'. Make it by the init of the compressor"),
     ("local_steps", "params", with_leaf, "own is of other parameters than params: it lacks the leaf 'c'. init(key"),
     ("local_steps", "own", lambda x: with_leaf(x, 8), "own is of other parameters than params: it has the leaf 'c'"),
     ("local_steps", "own", lambda x: {**x, "w": x["w"].astype(jnp.bfloat16)}, "own is of other parameters than params: "
      "its leaf 'w' is bfloat16[8, 6, 4], and should be float32[8, 6, 4]"),
-    ("local_steps", "inner", of("local_steps", "inner", optimizer=optax.sgd(0.1, momentum=0.9)), "inner is of another "
-     "inner optimiser, or of other parameters: it lacks the leaf '0/count'"),
-    ("local_steps", "inner", lambda x: jax.tree.map(lambda a: a[0], x), "inner is of another inner optimiser, or of "
-     "other parameters: its leaf '0/count' is int32[], and should be int32[8]"),
-    ("local_steps", "outer", of("local_steps", "outer", outer=optax.adam(0.1)), "outer is of another outer optimiser, "
-     "or of other parameters: it lacks the leaf '0/0/trace/b'"),
-    ("local_steps", "waiting", lambda x: (), "waiting is of local steps with another overlap, or of other parameters: "
-     "it lacks the leaf '0/mean/b'"),
+    ("local_steps", "inner", of("local_steps", "inner", optimizer=optax.sgd(0.1, momentum=0.9)), "inner is of a "
+     "different inner optimiser, or of other parameters: it lacks the leaf '0/count'"),
+    ("local_steps", "inner", lambda x: jax.tree.map(lambda a: a[0], x), "inner is of a different inner optimiser, or "
+     "of other parameters: its leaf '0/count' is int32[], and should be int32[8]"),
+    ("local_steps", "outer", of("local_steps", "outer", outer=optax.adam(0.1)), "outer is of a different outer "
+     "optimiser, or of other parameters: it lacks the leaf '0/0/trace/b'"),
+    ("local_steps", "waiting", lambda x: (), "waiting is of local steps with a different overlap, or of other "
+     "parameters: it lacks the leaf '0/mean/b'"),
     ("local_steps", "compressor", of("local_steps", "compressor", method=powersgd()), "compressor/0 was made by "
-     "another compressor, or with other settings: it lacks the leaf 'local/memory'"),
+     "a different compressor, or with other settings: it lacks the leaf 'local/memory'"),
 ]  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_parts_of_another_loop_are_named(kind, field, change, message):
 
 
 def test_keys_and_numbers_in_an_optimisers_state_fit():
-    """A user may set a rate, in another dtype too."""
+    """A user may set a rate, in a different dtype too."""
     noisy = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.inject_hyperparams(optax.sgd)(0.1))
     for kind, field in (("make_step", "opt_state"), ("local_steps", "inner")):
         state, step = made(kind, method=dense(), optimizer=noisy)

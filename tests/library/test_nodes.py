@@ -157,7 +157,7 @@ def test_node_gradients_are_each_nodes_own(layout, unroll):
 
 @pytest.mark.parametrize("backend, times", [("cpu", 8), ("gpu", 1), ("tpu", 1)])
 def test_nodes_of_a_device_are_computed_as_suits_it(backend, times, monkeypatch):
-    """One after another on a CPU, together under `vmap` elsewhere: in `node_grads`, `make_step` and `local_steps`."""
+    """One by one on a CPU, together under `vmap` elsewhere: in `node_grads`, `make_step` and `local_steps`."""
     nodes, (params, batch), sgd, dense = nodes_of("1 device"), _problem(8), optax.sgd(0.1), jgc.compress.dense()
     monkeypatch.setattr("jgc.nodes.gradients.backend_of", lambda nodes: backend)
     traced = str(jax.make_jaxpr(jgc.node_grads(_loss, nodes))(params, batch))

@@ -77,7 +77,7 @@ def test_training_goes_on_from_arrays_bit_for_bit(name, kind):
 
 @pytest.mark.parametrize("make", ["make_step", "local_steps"])
 def test_keys_of_a_model_state_come_back(make):
-    """Each node's dropout key, say, beside the loop's own of another kind."""
+    """Each node's dropout key, say, beside the loop's own of a different kind."""
 
     def with_key(params, batch, model):
         key, own = jax.random.split(model["key"])
@@ -168,7 +168,8 @@ def test_changed_arrays_are_named(name):
         with pytest.raises(ValueError, match=re.escape(error) + ".*Restore an older checkpoint"):
             jgc.from_arrays(jax.tree.unflatten(structure, [*leaves[:i], x, *leaves[i + 1 :]]))
     swapped = arrays._replace(params={**arrays.params, "head": arrays.params["head"].astype(np.int32)})
-    with pytest.raises(ValueError, match=r"'params/head' is int32\[4, 2\], and as_arrays saved another dtype or shape"):
+    text = r"'params/head' is int32\[4, 2\], and as_arrays saved a different dtype or shape"
+    with pytest.raises(ValueError, match=text):
         jgc.from_arrays(swapped)
     with pytest.raises(ValueError, match=r"as_arrays saved a state of \d+ arrays, and this one has \d+: restore into"):
         jgc.from_arrays(arrays._replace(params={"head": arrays.params["head"]}))

@@ -18,7 +18,7 @@ RANGES = [
     (0,),
     (),
     (700, 1, 33, 64, 2),  # blocks of 32 values
-    (5, 70_000),  # also more values than are added one after another
+    (5, 70_000),  # also more values than are added one by one
 ]
 
 
@@ -69,7 +69,7 @@ def test_nan_and_infinity_stay_in_their_range(on):
 def test_sums_of_many_values_do_not_stagnate(on):
     n = 2**24 + 2**20
     total = jax.jit(lambda: range_sums(jnp.ones(n), (n,), jnp.arange(n, dtype=jnp.int32) % 2, 3))()
-    assert total.tolist() == [n / 2, n / 2, 0]  # exact up to 2^24 each, where one after another stops
+    assert total.tolist() == [n / 2, n / 2, 0]  # exact up to 2^24 each, where one by one stops
 
 
 @pytest.mark.parametrize("reduce", [range_sums, range_maxima])

@@ -60,7 +60,7 @@ def test_requests_and_latencies_of_a_quiet_round(count):
     for node in "abcdefgh"[:count]:
         world.start(node)
     world.run().check()
-    for number in range(1, world.rounds):  # nodes join round 0 one after another
+    for number in range(1, world.rounds):  # nodes join round 0 one by one
         costs = world.costs[number].values()
         assert len(costs) == count
         seconds = max(ended for _, ended, _ in costs) - max(began for began, _, _ in costs)
@@ -116,7 +116,7 @@ def test_with_overlap_a_stopped_node_costs_nothing_but_a_grace_above_the_step_ti
         process.steps = _overlapping(world, process, rounds=22)
     _stopped(world, "d", world.random.uniform(20, 30), seconds)
     world.run()
-    spared = [sum(world.waits[node][2:]) for node in "abc"]  # they start one after another
+    spared = [sum(world.waits[node][2:]) for node in "abc"]  # they start one by one
     if grace < STEPS:
         assert max(spared) < 0.5, "a node that is not hit has waited"
     elif seconds > 2 * grace:

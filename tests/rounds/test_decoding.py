@@ -1,4 +1,4 @@
-"""Invariant 9: a message decodes to the same bits under another instruction set."""
+"""Invariant 9: a message decodes to the same bits under a different instruction set."""
 
 import json
 import os

@@ -199,7 +199,7 @@ def test_a_bucket_that_forgets_is_one_line(tmp_path):
 def test_a_killed_node_comes_back_with_its_residual(tmp_path):
     first = _join(tmp_path, "a", quorum=1, folder=tmp_path / "disk")
     first.exchange(_moved(first.params, 1), 1)
-    with pytest.raises(rounds.RoundsError, match="another process on this machine"):
+    with pytest.raises(rounds.RoundsError, match="a different process on this machine"):
         _join(tmp_path, "a", quorum=1, folder=tmp_path / "disk")
     first.member.disk.close()  # as the system does when the process dies
     second = _join(tmp_path, "a", quorum=1, folder=tmp_path / "disk")

@@ -25,7 +25,7 @@ def test_a_message_is_read_as_it_was_written(secret):
 
 @pytest.mark.parametrize("data, text", [
     (b"", "truncated"), (_message()[:100], "wrong checksum"), (_message()[:-1], "wrong checksum"),
-    (b"x" * 99, "not an object"), (_message(run="other"), "of another run, other"),
+    (b"x" * 99, "not an object"), (_message(run="other"), "of a different run, other"),
     (_message(node="b"), "node b for round 3"), (_message(number=2), "round 2, not of a for 3"),
     (_message(fields={"words": np.zeros(5, np.uint32)}), "other settings.*uint32.5.*uint32.4"),
     (_message(secret=b"s"), "signed: set"), (_message(tokens=-1), "tokens"),
@@ -36,7 +36,7 @@ def test_what_is_no_message_is_one_line(data, text):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("data, text", [(_message(), "unsigned"), (_message(secret=b"t"), "another secret")])
+@pytest.mark.parametrize("data, text", [(_message(), "unsigned"), (_message(secret=b"t"), "a different secret")])
 def test_with_a_secret_other_seals_are_refused(data, text):
     with pytest.raises(BadObject, match=text):
         _read(data, b"s")

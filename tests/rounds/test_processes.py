@@ -72,7 +72,7 @@ def test_three_processes_on_a_real_server(server, tmp_path):
 
 @pytest.mark.parametrize("count", [4])
 def test_a_hundred_rounds_of_four_processes_are_local_steps(count, server, tmp_path):
-    """One of them runs on the Python of JGC_OTHER_PYTHON, with another JAX, if that is set."""
+    """One of them runs on the Python of JGC_OTHER_PYTHON, with a different JAX, if that is set."""
     rounds, other = 100, os.environ.get("JGC_OTHER_PYTHON", sys.executable)
     pythons = [other, *[sys.executable] * (count - 1)]
     environment = {k: x for k, x in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"} | server

@@ -269,7 +269,7 @@ def test_failure_in_the_background_is_raised_at_a_later_step(tmp_path):
             time.sleep(0.01)
     assert "\n" not in str(error.value)
     assert [path.name for path in (tmp_path / checkpoint.FOLDER).iterdir()] == ["1"]
-    gc.collect()  # the failed writes' tasks log their errors when they are collected: here, not in another test
+    gc.collect()  # the failed writes' tasks log their errors when they are collected: here, not in a different test
 
 
 def test_buffers_donated_while_a_checkpoint_is_written(tmp_path):

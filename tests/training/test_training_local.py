@@ -65,7 +65,7 @@ def lines(path):
 
 @pytest.mark.slow
 def test_one_step_a_round_is_an_ordinary_run(tmp_path):
-    """Without clipping: local steps clip to another norm."""
+    """Without clipping: local steps clip to a different norm."""
     same = {"method": Dense(), "optimizer": "sgd", "momentum": 0.0, "weight_decay": 1e-3, "steps": 6}
     mean = LocalConfig(every=1, outer_learning_rate=1.0, outer_momentum=0.0)
     for name, local in (("ordinary", LocalConfig()), ("local", mean)):
@@ -378,7 +378,7 @@ def test_divergence_by_hand():
         ({"local": LocalConfig(every=4, merge=0.5)}, "--local.merge=0.5 keeps in a node's parameters a part"),
         ({"method": TopK(momentum_correction=True)}, "--method topk keeps a momentum, which with --local"),
         ({"method": TopK(momentum_correction=True)}, "outer optimiser's: give --compressor.no-momentum-correction"),
-        ({"method": Demo()}, "with --local.every is the outer optimiser's: give another method"),
+        ({"method": Demo()}, "with --local.every is the outer optimiser's: give a different method"),
         ({"schedule": "validation", "local": PLAIN}, "--schedule validation lowers one rate for all nodes"),
         ({"record": RecordConfig(every=1), "local": STREAMING}, "--record.every needs --local.fragments 1, got 2"),
         ({"adam_beta2": 1.0}, "--adam-beta2 must be in [0, 1), got 1.0"),

@@ -32,7 +32,7 @@ def never(line):
 
 
 def held_elsewhere(folder):
-    """Another process that holds the lock."""
+    """A different process that holds the lock."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
@@ -89,7 +89,7 @@ def test_nothing_left_of_a_run_that_did_not_start(tmp_path):
 
 
 def foreign(folder, seconds_ago=0.0):
-    """The lock of a process on another host."""
+    """The lock of a process on a different host."""
     path = folder / ".lock-7"
     path.write_text(json.dumps(lock.Holder("far", 12, "2026-01-01 00:00:00", "far", "99")._asdict()))
     os.utime(path, (time.time() - seconds_ago,) * 2)
@@ -97,7 +97,7 @@ def foreign(folder, seconds_ago=0.0):
 
 
 def test_foreign_holder(tmp_path, monkeypatch):
-    """On another host a process is known by its touches alone."""
+    """On a different host a process is known by its touches alone."""
     monkeypatch.setattr(lock, "STALE", 3.0)
     path, said, over = foreign(tmp_path), [], threading.Event()
 
@@ -138,7 +138,7 @@ def test_lost_lock_is_noticed(tmp_path, monkeypatch):
     with sole_writer(tmp_path, never, lambda line: (lost.append(line), noticed.set())):
         os.rename(tmp_path / ".lock-1", tmp_path / "taken")
         assert noticed.wait(30)
-    assert "another process has taken" in lost[0]
+    assert "a different process has taken" in lost[0]
 
 
 def compete(folder, start, results):
@@ -178,7 +178,7 @@ def test_one_of_many_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_second_run_in_one_folder(tmp_path, monkeypatch):
-    """`run` itself: refused while another holds the folder, and all the same afterwards."""
+    """`run` itself: refused while a different holds the folder, and all the same afterwards."""
     monkeypatch.setattr(setup, "make_model", tiny_model)
     folder = tmp_path / "run"
     config = tiny_config(folder, steps=2)

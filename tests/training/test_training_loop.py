@@ -213,7 +213,7 @@ def test_checkpoint_of_another_run(tmp_path, reference, capsys):
     shutil.rmtree(path / "checkpoints" / "6")
     shutil.copytree(other / "checkpoints" / "6", path / "checkpoints" / "6")
     assert loop.run(tiny_config(path, resume=True)) == 0
-    assert "checkpoint 6 is not of this run: checkpoint 6 was made with another config: seed was 1" in (
+    assert "checkpoint 6 is not of this run: checkpoint 6 was made with a different config: seed was 1" in (
         " ".join(capsys.readouterr().out.split())
     )
     assert_same_run(path, reference)
@@ -241,7 +241,7 @@ def test_unusable_run_folders(tmp_path, reference):
     before = (reference / "summary.json").read_bytes()
     for changes, message in (
         ({}, "already holds a run"),
-        ({"resume": True, "seed": 1}, "another config: seed was 0, is 1"),
+        ({"resume": True, "seed": 1}, "a different config: seed was 0, is 1"),
         ({"resume": True, "steps": 3}, "has had 6 steps already, more than --steps 3"),
         ({"resume": True, "run_dir": str(tmp_path / "none")}, "there is no folder"),
         ({"run_dir": "/proc/jgc/run"}, "cannot write /proc/jgc/run"),

@@ -202,16 +202,16 @@ def test_a_run_of_one_node_is_resumed_by_the_same_line(tmp_path, capsys):
     assert loop.run(again) == 0
     assert lines(tmp_path / "a", "metrics.jsonl") == metrics
 
-    with pytest.raises(UserError, match=r"was made with another config: learning_rate was 0.01, is 0.02"):
+    with pytest.raises(UserError, match=r"was made with a different config: learning_rate was 0.01, is 0.02"):
         loop.run(dataclasses.replace(config, learning_rate=0.02))
     with pytest.raises(UserError, match=r"the bucket has a run with other settings: learning_rate=0.01, here 0.02"):
         loop.run(config_of(tmp_path, "b", learning_rate=0.02))
     with pytest.raises(UserError, match=r"other settings: local.every=2, here 4"):
         loop.run(config_of(tmp_path, "b", every=4))
-    with pytest.raises(UserError, match=r"another config: rounds.bucket was"):
+    with pytest.raises(UserError, match=r"a different config: rounds.bucket was"):
         loop.run(config_of(tmp_path, more={"bucket": str(tmp_path / "other")}))
     (tmp_path / "bucket").rename(tmp_path / "saved")
-    with pytest.raises(UserError, match=r"is of the run .* has no run: give another --run-dir"):
+    with pytest.raises(UserError, match=r"is of the run .* has no run: give a different --run-dir"):
         loop.run(config)
     (tmp_path / "bucket").rmdir()
     (tmp_path / "saved").rename(tmp_path / "bucket")

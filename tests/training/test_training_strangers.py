@@ -137,4 +137,4 @@ def test_wrong_token_is_told():
     deadline = time.monotonic() + 20
     while not ended and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert "another JGC_RUN_TOKEN" in ended[0]
+    assert "a different JGC_RUN_TOKEN" in ended[0]

@@ -161,7 +161,7 @@ def codes(
 
 
 def _products(layer: Sliced, basis: Array, d: int, x: Array, first: int, last: int) -> Array:
-    """Codes of slices first to last - 1 of a layer, one basis after another."""
+    """Codes of slices first to last - 1 of a layer, basis by basis."""
     out = []
     for g in range(first // layer.reuse, -(-last // layer.reuse)):
         rows = x[max(first, g * layer.reuse) : min(last, (g + 1) * layer.reuse)]

@@ -130,7 +130,7 @@ def hops(sent: Sequence[Sent], hosts: int) -> int:
 
 
 def bytes_in_turn(sent: Sequence[Sent], hosts: int) -> float:
-    """Bytes sent one after another. A permute between two hosts sends its two directions in turn (Gloo).
+    """Bytes sent one by one. A permute between two hosts sends its two directions in turn (Gloo).
 
     Through a bucket a host reads the others' messages after its upload.
     """

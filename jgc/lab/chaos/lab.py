@@ -76,7 +76,7 @@ class Lab:
       timeout: --distributed.timeout.
       deadline: of the campaign, by time.monotonic().
       number: of the try of this fault, from 0.
-      of: gives the undisturbed run of another recipe.
+      of: gives the undisturbed run of a different recipe.
     """
 
     folder: Path

@@ -143,7 +143,7 @@ class Team:
         elif isinstance(error, (Disagreement, NonFinite, Drift)):
             self.meeting.close()  # every process has raised the same error
         elif isinstance(error, jax.errors.JaxRuntimeError):
-            # perhaps a collective failed because another process died: the hub finds out, and ends this process
+            # perhaps a collective failed because a different process died: the hub finds out, and ends this process
             self.meeting.failed(_line(error))
         else:
             self.meeting.stop_all("interrupted" if isinstance(error, KeyboardInterrupt) else _line(error))
@@ -207,7 +207,7 @@ def _listener(place: Place) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise UserError(
-            f"process 0 cannot open port {place.port} on this host ({reason}): give all processes another "
+            f"process 0 cannot open port {place.port} on this host ({reason}): give all processes a different "
             "--distributed.coordinator HOST:PORT", FAILED,
         ) from error  # fmt: skip
 

@@ -18,7 +18,7 @@ from jgc.training.processes.link import Link, forward
 
 RETRY = 0.2  # seconds between two attempts to reach process 0
 JOINED = "joined"
-STRANGER = "the server at --distributed.coordinator is not process 0 of jgc, or has another JGC_RUN_TOKEN"
+STRANGER = "the server at --distributed.coordinator is not process 0 of jgc, or has a different JGC_RUN_TOKEN"
 
 
 class Meeting:
@@ -73,7 +73,7 @@ class Meeting:
             self._over = True
 
     def failed(self, what: str) -> None:
-        """Report a failure whose cause may be another process; returns only if the hub finds no cause."""
+        """Report a failure whose cause may be a different process; returns only if the hub finds no cause."""
         self._link.send(failed=what)
         time.sleep(self._timeout + HELLO)
 

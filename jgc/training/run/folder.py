@@ -28,12 +28,12 @@ def choose_run_dir(config: Config) -> Path:
 
 
 def check_run_dir(path: Path, config: Config) -> None:
-    """Raise UserError if the folder holds another run, or has none to resume."""
+    """Raise UserError if the folder holds a different run, or has none to resume."""
     found = [name for name in _TRACES if (path / name).exists()]
     if path.exists() and not path.is_dir():
         raise UserError(f"--run-dir {path} is not a folder")
     if not config.resume and found:
-        raise UserError(f"{path} already holds a run ({', '.join(found)}): give another --run-dir, or --resume it")
+        raise UserError(f"{path} already holds a run ({', '.join(found)}): give a different --run-dir, or --resume it")
     if config.resume and not path.is_dir():
         raise UserError(f"nothing to resume: there is no folder {path}")
     if config.resume and found and CONFIG not in found:
@@ -71,7 +71,7 @@ def compare_configs(old: dict[str, Any], config: Config, where: Path | str) -> N
     """Raise UserError if a setting that must not change differs from the config that a run was started with."""
     if changed := changes_since(old, config):
         raise UserError(
-            f"{where} was made with another config: {'; '.join(changed)} "
+            f"{where} was made with a different config: {'; '.join(changed)} "
             "(only steps, nodes, folders, intervals and logging may change on --resume)"
         )
 

@@ -64,7 +64,7 @@ def _train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
             evaluate(run, done, run.entered[-1] if due.exchange is None else coming(run, state), state)
             check_and_save(run, done, state, bool(stop) or done == config.steps)
             if stop:
-                run.interrupts.received = stop  # perhaps by another process
+                run.interrupts.received = stop  # perhaps by a different process
                 return state, done
     return state, max(start, config.steps)
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from jgc.training.errors import FAILED, UserError, cannot_write
 
 TOUCH = 5.0  # seconds between two signs of life
-STALE = 60.0  # seconds without one after which the holder on another host counts as dead
+STALE = 60.0  # seconds without one after which the holder on a different host counts as dead
 FREE = ".free"
 
 
@@ -45,7 +45,7 @@ def sole_writer(folder: Path, tell: Callable[[str], object], lost: Callable[[str
     """Hold the lock of a run folder, which is created if needed, and removed again if nothing else came into it.
 
     `tell` gets a line about a dead process whose lock is taken over, or whose signs of life this one waits for; `lost`,
-    in a different thread, if another process takes the lock over. Raises UserError: another process holds the lock.
+    in a thread, if another process takes the lock over. Raises UserError: another process holds the lock.
     """
     try:
         new = not folder.exists()
@@ -107,7 +107,7 @@ def _dead_holder(path: Path, tell: Callable[[str], object]) -> str:
     else:
         alive = _shows_life(path, lambda: tell(f"waiting for signs of life of {name}"))
     if alive:
-        cure = "wait for its end, stop it, or give another --run-dir"
+        cure = "wait for its end, stop it, or give a different --run-dir"
         raise UserError(f"{path.parent} is in use by {name}: {cure}", FAILED)
     return name
 
@@ -157,7 +157,7 @@ def _touch(path: Path, over: threading.Event, lost: Callable[[str], object]) -> 
             os.utime(path)
         except FileNotFoundError:
             if not over.is_set():
-                lost(f"another process has taken {path.parent} over: this one showed no life for {STALE:g} s")
+                lost(f"a different process has taken {path.parent} over: this one showed no life for {STALE:g} s")
             return
         except OSError:
             continue  # the disk may come back

@@ -75,7 +75,7 @@ def run_in(team: Team, config: Config, resume_command: str, console: Console, so
             return run_in_folder(team, config, folder, resume_command, console, source)
     tell = partial(console.print, highlight=False, soft_wrap=True)
     with sole_writer(folder, tell, team.end), programs:
-        check_run_dir(folder, config)  # again, because another process may have begun a run here meanwhile
+        check_run_dir(folder, config)  # again, because a different process may have begun a run here meanwhile
         return run_in_folder(team, config, folder, resume_command, console, source)
 
 
@@ -170,7 +170,7 @@ def train(run: Run, state: TrainState, start: int) -> tuple[TrainState, int]:
             evaluate(run, done, next_phase(setup, state), state)
             check_and_save(run, done, state, bool(stop) or done == config.steps)
             if stop:
-                run.interrupts.received = stop  # perhaps by another process
+                run.interrupts.received = stop  # perhaps by a different process
                 return state, done
     return state, max(start, config.steps)
 

@@ -46,7 +46,7 @@ def resume_or_start(setup: Setup, found: checkpoint.Restored | None, console: Co
 
 
 def check_restored(setup: Setup, found: checkpoint.Restored) -> None:
-    """Raise UserError if a checkpoint has another config or other data, or does not fit this run."""
+    """Raise UserError if a checkpoint has a different config or other data, or does not fit this run."""
     config, facts = setup.parts.config, setup.source.facts
     compare_configs(found.host["config"], config, f"checkpoint {found.step}")
     before = found.host.get("data")  # None in checkpoints of early versions

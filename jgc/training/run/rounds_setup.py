@@ -57,7 +57,7 @@ def check(setup: Setup, folder: Path) -> None:
         there = f"the run {token}" if token else "no run"
         raise UserError(
             f"{folder} is of the run {', '.join(sorted(before))}, and {setup.parts.config.rounds.bucket} has {there}: "
-            "give another --run-dir"
+            "give a different --run-dir"
         )
 
 

@@ -103,7 +103,7 @@ def local_parts(
         corrects = hasattr(config.compressor, "momentum_correction")
         raise UserError(
             f"--method {method_name(config.compressor)} keeps a momentum, which with --local.every is the outer "
-            f"optimiser's: give {'--compressor.no-momentum-correction' if corrects else 'another method'}"
+            f"optimiser's: give {'--compressor.no-momentum-correction' if corrects else 'a different method'}"
         )
     outer = make_outer(config)
     try:

@@ -49,6 +49,6 @@ def check_local(config: Any) -> None:
         raise UserError(f"--local.outer-momentum must be in [0, 1), got {local.outer_momentum}")
     if config.schedule == "validation":
         raise UserError("--schedule validation lowers one rate for all nodes, and with --local.every each node has a "
-                        "rate: use cosine or another schedule")  # fmt: skip
+                        "rate: use cosine or a different schedule")  # fmt: skip
     if config.record.every and local.fragments > 1:
         raise UserError(f"--record.every needs --local.fragments 1, got {local.fragments}: a file has all layers")

@@ -117,7 +117,7 @@ def _figures(measured: Results, cell: dict[str, Any]) -> Figures:
 def _computation(measured: Results, cell: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Seconds and processor seconds of steps that exchange nothing, in the sessions of a row's steps, else in all.
 
-    For local steps of rounds as long, if they were measured: within a round no host waits for another.
+    For local steps of rounds as long, if they were measured: within a round no host waits for a different.
     """
     hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
     rounds = measured["cells"].get(key(hosts, rate, f"{NO_EXCHANGE}:every={split(method)[1]}"), {})
@@ -146,7 +146,7 @@ def _framing(measured: Results, hosts: int, told: dict[str, Any]) -> float | Non
 
 
 def median(values: Sequence[float], less: Sequence[float] | None = None, by: Any = np.subtract) -> Interval:
-    """The median of values, or its difference from another median, with the bootstrap's interval; or their ratio.
+    """The median of values, or its difference from a different median, with the bootstrap's interval; or their ratio.
 
     Whole blocks are drawn: consecutive steps are more alike than steps of two blocks.
 

@@ -34,7 +34,7 @@ PROGRAMS = {  # framework and module of a node's process
 
 
 def measure(cells: Sequence[Cell], folder: Path, data_dir: str | None) -> None:
-    """Run cells one after another; each result is in the folder's file before the next begins.
+    """Run cells one by one; each result is in the folder's file before the next begins.
 
     Raises:
       UserError: not root, no iproute2, no SeaweedFS, or a process that failed.

@@ -22,7 +22,7 @@ waits for the delay. With collectives half of the delay is that of every packet 
 Utilisation is time in local steps over wall time, a node's mean, without joining and the first
 round. Bytes and requests are a node's in a round: "up" and "down" those of objects (a listing
 counts 300 bytes an entry), "link" those that its interface counts, headers included. "In series":
-requests one after another, from the moment at which the last node begins to send until a node has
+requests one by one, from the moment at which the last node begins to send until a node has
 the list. Losses are those of the shared parameters on 128 windows of the validation text;
 evaluating takes no time of a run. The optimiser is the workload's AdamW with a constant rate
 after its warm-up. torchft is its `LocalSGD`, which averages after a quorum and before a

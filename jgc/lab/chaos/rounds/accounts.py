@@ -122,7 +122,7 @@ def _left(member: Member) -> Vector:
     coder: Any = member.context.coder
     (residual,) = member.memory.values()
     packing = make_packing(coder.parts[0].like)
-    # a packing has another order than a vector
+    # a packing has a different order than a vector
     vector = coder.leaves.vector(unpack(jnp.asarray(residual), packing))
     return member.carry.astype(np.float64) + vector
 

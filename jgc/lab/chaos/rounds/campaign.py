@@ -14,7 +14,7 @@ from jgc.lab.chaos.verdict import HANG, SAID, SURVIVED, Outcome
 from jgc.training.errors import FAILED, UserError
 
 RUN = "the run"  # the name under which outcomes stand that belong to no fault
-FIRST = 4  # rounds left out of all figures: nodes start one after another
+FIRST = 4  # rounds left out of all figures: nodes start one by one
 DELAY = 15.0  # longest time before the first fault, in seconds
 SHORTEST, LONGEST = 30.0, 120.0  # seconds without faults, measured first
 

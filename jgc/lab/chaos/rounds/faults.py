@@ -156,7 +156,7 @@ def nan_message(run: Run) -> bytes:
 
 
 def twin(run: Run, hit: Hit, dice: Random) -> Steps:
-    """A second process with a node's name, on another disk: exactly one of the two stops"""
+    """A second process with a node's name, on a different disk: exactly one of the two stops"""
     (node,) = hit.choose(dice)
     other = run.twin_of(node)
     other.start()
@@ -167,7 +167,7 @@ def twin(run: Run, hit: Hit, dice: Random) -> Steps:
     if len(ended) > 1:
         hit.silent(f"both processes that ran as {node.name} have ended")
     for gone in ended:
-        if "another process sends as" not in run.last_words(gone):
+        if "a different process sends as" not in run.last_words(gone):
             hit.silent(f"{gone.label} ended with: {run.last_words(gone)}")
     other.kill()
     if not node.alive:
@@ -198,7 +198,7 @@ WHAT = {
     "truncated": "Parts of a message, or nothing, under the names of a node's next messages",
     "repeated": "An older message under the names of a node's next messages",
     "foreign": (
-        "Unsigned messages, messages of another run or size, and random bytes under the names of a "
+        "Unsigned messages, messages of a different run or size, and random bytes under the names of a "
         "node's next messages"
     ),
     "unreachable": "The bucket refuses a node's connections for 2 to 25 s",

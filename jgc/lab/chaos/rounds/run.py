@@ -195,7 +195,7 @@ class Run:
         return node
 
     def twin_of(self, node: Node) -> Node:
-        """A second node with a node's name, on another disk."""
+        """A second node with a node's name, on a different disk."""
         folder = self.folder / f"{node.name}-twin-{len(self.others)}"
         settings = node.settings._replace(folder=str(folder), seed=200 + len(self.others))
         other = Node(self.place, settings, self.key, f"{node.name}, the second")
