@@ -86,7 +86,8 @@ def text_batch(
     """The training batch of a step: a window of int32[nodes, batch_size / nodes, T] words, and labels likewise."""
     if nodes < 1 or batch_size % nodes or step < 0:
         raise ValueError(
-            f"`nodes` must divide `batch_size` and `step` be at least 0, got {nodes}, {batch_size} and {step}"
+            "`nodes` must divide `batch_size` and `step` be at least 0, "
+            f"got {nodes} nodes, a batch of {batch_size}, step {step}"
         )
     at = step % epoch_steps(text, batch_size) * text.window
     if text.characters:
