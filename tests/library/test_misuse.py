@@ -493,7 +493,7 @@ def test_multi_steps_that_skips_by_itself_is_refused():
     nodes = nodes_of(EMULATED)
     tx = optax.MultiSteps(as_optax(topk(), nodes), 2, should_skip_update_fn=optax.skip_not_finite)
     with _raises(
-        ValueError, "optax.MultiSteps with should_skip_update_fn around as_optax: each node would decide by its own"
+        ValueError, "optax.MultiSteps with should_skip_update_fn around as_optax: each node would decide by its"
     ):
         init_optax(tx, PARAMS, nodes)
 
