@@ -158,7 +158,7 @@ def test_streamed_settings(imagenet, name):
     assert data_of(config("imagenet")).inputs(1).shape == (1, 224, 224, 3)
     with pytest.raises(ValueError, match=rf"--data.{name} is a setting of images .* while training, not of digits"):
         data_of(config("digits", **{name: 8}))
-    with pytest.raises(ValueError, match="at least 1 and `threads` at least 0, got -1 and 0"):
+    with pytest.raises(ValueError, match="at least 1 and `threads` at least 0, got -1, 0"):
         source_of(load_imagenet(imagenet)._replace(crop=-1))
 
 
