@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 
 LINES = 48_000
 """Python lines at most."""
-DATA = {"py.typed", "lab/plan/h100.txtpb"}
 
 
 def main(path: Path) -> None:
@@ -26,10 +25,9 @@ def main(path: Path) -> None:
     sys.stdout.write(", ".join(f"{part} {count:,}" for part, count in lines.items()) + f": {sum(lines.values()):,}\n")
     others = {name.parts[0] for name in names if name.parts[0] != "jgc" and not name.parts[0].endswith(".dist-info")}
     assert not others, f"{path.name} also holds {', '.join(sorted(others))}"
-    data = {str(name.relative_to("jgc")) for name in inside if name.suffix != ".py"}
-    assert data == DATA, f"{path.name} has the data files {sorted(data)}, not {sorted(DATA)}"
-    sources = {str(file) for file in Path("jgc").rglob("*.py")}
-    assert {str(name) for name in inside if name.suffix == ".py"} == sources, "the wheel has other modules than jgc/"
+    tree = {str(file) for file in Path("jgc").rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    differ = tree ^ {str(name) for name in inside}
+    assert not differ, f"jgc/ and {path.name} differ in {sorted(differ)}"
     assert "jgc = jgc.__main__:main" in "".join(entry_points), f"{path.name} has no console script jgc"
     assert sum(lines.values()) <= LINES, f"{path.name} has {sum(lines.values()):,} lines, at most {LINES:,} are allowed"
 
