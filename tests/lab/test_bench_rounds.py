@@ -267,7 +267,7 @@ def ran(nodes=2, rounds=5, local=9.0, total=10.0, digest="a"):
     return json.loads(json.dumps([node] * nodes))
 
 
-JOINED = [{"payload": 77, "version": "jax 1", "seconds": 1.0}] * 2
+JOINED = [{"payload": 77, "version": "jax 1", "seconds": 1.0, "data": "a text"}] * 2
 CURVE = [[0.0, 0, 4.0], [50.0, 5, 2.0]]
 
 
@@ -277,6 +277,7 @@ def test_figures_of_a_cell():
     assert result["seconds_exchange"] == pytest.approx(1.0) and result["waited"] == 0.5
     assert (result["create"], result["get"], result["up"], result["down"]) == (2, 3, 100, 50)
     assert result["link_up"] == 200 and result["loss"] == 2.0 and result["payload"] == 77
+    assert result["data"] == "a text"
     assert result["latencies"] == 1 == result["most_latencies"]
     with pytest.raises(UserError, match="different parameters"):
         figures.measured_of(CELL, JOINED, [*ran(1), *ran(1, digest="b")], CURVE)

@@ -15,6 +15,7 @@ from jgc.types import Compressor
 BUCKET, GLOO, TORCH, TORCHFT = VIAS = ("bucket", "gloo", "torch", "torchft")
 FILE = "cells.jsonl"
 WARM_UP = 1  # rounds that no figure has
+GOAL = 0.97  # utilisation
 Measured = dict[str, Any]
 
 
@@ -57,8 +58,8 @@ MESSAGES: Mapping[str, Message] = {
     ),
     LEARNED: Message("learned top-k", _LEARNED, Outer(1.0, 0.0), Outer(1.0, 0.0, 1 / 3)),
 }
-"""By the name of --methods. Without overlap, the outer steps of dense and QSGD are the best of
-docs/results/local_steps, those of sparse methods SparseLoCo's; with it, they have no momentum."""
+"""By the name of --methods. Without overlap, dense and QSGD have the best outer steps of
+docs/results/local_steps, sparse methods SparseLoCo's; with it, none has momentum."""
 
 
 class Cell(NamedTuple):

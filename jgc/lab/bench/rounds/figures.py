@@ -46,7 +46,7 @@ def measured_of(
         "waited": median(waits) if waits else None,
         "link_up": mean(node["link"]["tx_bytes"] for node in ran) / rounds,
         "link_down": mean(node["link"]["rx_bytes"] for node in ran) / rounds,
-        "payload": joined[0]["payload"], "version": joined[0]["version"],
+        **{name: joined[0][name] for name in ("payload", "version", "data")},
         "curve": [list(point) for point in curve], "loss": curve[-1][2],
     }  # fmt: skip
     return figures | (of_bucket(of_nodes, timed, ran) if cell.via == BUCKET else {})

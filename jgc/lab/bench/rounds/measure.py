@@ -20,7 +20,6 @@ from jgc.lab.bench.rounds.cells import (
 )
 from jgc.lab.bench.rounds.figures import measured_of
 from jgc.lab.bench.rounds.links import LEAST_BURST, links
-from jgc.lab.bench.rounds.training import data_of
 from jgc.lab.shared.progress import count
 from jgc.training.errors import FAILED, UserError, say
 
@@ -74,5 +73,4 @@ def run(cell: Cell, place: Path, data_dir: str | None) -> Measured:
             ran = ask(team, "run", at=time.monotonic() + AHEAD)
             set_rate(net, UNLIMITED)
             curve = ask(team, "losses")[0]
-    data = data_of(cell.workload, data_dir)
-    return measured_of(cell, joined, ran, curve) | {"data": data.text.name}
+    return measured_of(cell, joined, ran, curve)

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ class Node(ABC):
       cell: settings.
       host: its number; node 0 notes shared parameters and ends the run.
       folder: that all nodes of the run see.
+      done: exchanges of this node.
     """
 
     def __init__(self, options: dict[str, Any]):
         settings = options["cell"]
         self.cell = Cell(**settings | {"outer": Outer(*settings["outer"])})
-        self.host, self.folder = options["host"], Path(options["folder"])
+        self.host, self.folder, self.done = options["host"], Path(options["folder"]), 0
         self._snapshots, self._lines = Snapshots(), list[Round]()
 
     @abstractmethod
@@ -46,22 +48,22 @@ class Node(ABC):
         """The shared parameters now, not changed by later steps."""
 
     @abstractmethod
-    def loss(self, params: Any) -> float:
-        """The validation loss of shared parameters."""
+    def validation_loss(self) -> Callable[[Any], float]:
+        """`shared parameters -> loss`, on the validation text."""
 
     @abstractmethod
     def digest(self) -> str:
         """Equal on all nodes if their shared parameters are."""
 
     @property
-    @abstractmethod
     def coming(self) -> int:
-        """The round of the next local steps."""
+        """The round of the next local steps; with collectives every exchange closes one."""
+        return self.done
 
     @property
-    @abstractmethod
     def closed(self) -> int:
         """Rounds that the shared parameters come after."""
+        return self.done
 
     def counts(self) -> tuple[int, ...]:
         """Of the bucket, if there is one."""
@@ -102,7 +104,8 @@ class Node(ABC):
 
     def losses(self) -> list[list[float]]:
         """Seconds, rounds and validation loss, on node 0."""
-        return [[t, number, self.loss(params)] for t, number, params in self._snapshots.items]
+        loss = self.validation_loss()
+        return [[t, number, loss(params)] for t, number, params in self._snapshots.items]
 
     def _keep(self, at: float, last: bool = False) -> None:
         if self.host == 0:

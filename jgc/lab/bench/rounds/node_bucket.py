@@ -4,6 +4,7 @@ python -m jgc.lab.bench.rounds.node_bucket '{"cell": {...}, "host": 0, "hosts": 
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,7 +42,10 @@ class BucketNode(Node):
         )  # fmt: skip
         self.params = self.rounds.params
         seconds, payload = time.monotonic() - began, self.rounds.payload_bytes(0)
-        return {"seconds": seconds, "payload": payload, "version": f"jax {jax.__version__}"}
+        return {
+            "seconds": seconds, "payload": payload, "version": f"jax {jax.__version__}",
+            "data": self.training.data.text.name,
+        }  # fmt: skip
 
     def inner(self, step: int) -> None:
         new = self.step(self.params, self.state, self._batch(step))
@@ -58,12 +62,9 @@ class BucketNode(Node):
     def shared(self) -> Any:
         return self.rounds.member.shared.theta  # a new array each round
 
-    def loss(self, params: Any) -> float:
-        return self._loss(self.rounds.leaves.tree(params, self.params))
-
-    def losses(self) -> list[list[float]]:
-        self._loss = self.training.validation_loss()
-        return super().losses()
+    def validation_loss(self) -> Callable[[Any], float]:
+        loss, leaves = self.training.validation_loss(), self.rounds.leaves
+        return lambda theta: loss(leaves.tree(theta, self.params))
 
     def digest(self) -> str:
         return self.rounds.member.shared.digest

@@ -3,6 +3,7 @@
 python -m jgc.lab.bench.rounds.node_gloo '{"cell": {...}, "host": 0, "hosts": 4, ...}'
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +24,6 @@ class GlooNode(Node):
     def __init__(self, options: dict[str, Any]):
         super().__init__(options)
         self.training = training_of(self.cell, options["data_dir"])
-        self.done = 0
 
     def join(self) -> dict[str, Any]:
         cell, outer = self.cell, self.cell.outer
@@ -39,7 +39,10 @@ class GlooNode(Node):
         jax.block_until_ready(self.step(state, self._batch(0))[0].params)
         self.state = init(key, params)
         sent = list(local.bytes_per_round(params).values())[-1]
-        return {"seconds": 0.0, "payload": sent.node, "version": f"jax {jax.__version__}"}
+        return {
+            "seconds": 0.0, "payload": sent.node, "version": f"jax {jax.__version__}",
+            "data": self.training.data.text.name,
+        }  # fmt: skip
 
     def inner(self, step: int) -> None:
         self.state, self.metrics = self.step.inner(self.state, self._batch(step))
@@ -53,25 +56,13 @@ class GlooNode(Node):
     def shared(self) -> PyTree:
         return jax.tree.map(lambda x: np.array(x.addressable_data(0)), self.state.params)
 
-    def loss(self, params: PyTree) -> float:
-        return self._loss(params)
-
-    def losses(self) -> list[list[float]]:
-        self._loss = self.training.validation_loss()
-        return super().losses()
+    def validation_loss(self) -> Callable[[PyTree], float]:
+        return self.training.validation_loss()
 
     def digest(self) -> str:
         return repr(
             [float(np.abs(x, dtype=np.float64).sum()) for x in jax.tree.leaves(self.shared())]
         )
-
-    @property
-    def coming(self) -> int:
-        return self.done
-
-    @property
-    def closed(self) -> int:
-        return self.done
 
     def _batch(self, step: int) -> PyTree:
         """[K, b, T] of all nodes; this process makes its part."""

@@ -5,6 +5,8 @@
 H steps of AdamW, the mean of how far the nodes have come, and SGD with Nesterov momentum: DiLoCo.
 """
 
+from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ class TorchNode(Node):
     def __init__(self, options: dict[str, Any]):
         super().__init__(options)
         self.data = data_of(self.cell.workload, options["data_dir"])
-        self.config, self.done = config_of(self.cell.workload), 0
+        self.config = config_of(self.cell.workload)
         torch.manual_seed(self.cell.seed)  # the same first parameters on all hosts
         self.model = model_of_task(task_named(self.cell.workload))
         self.params = list(self.model.parameters())
@@ -47,7 +49,10 @@ class TorchNode(Node):
         )
         self._loss(self.data.batch(self.cell.seed, self.host, 0)).backward()
         payload = 4 * sum(p.numel() for p in self.params)
-        return {"seconds": 0.0, "payload": payload, "version": f"torch {torch.__version__}"}
+        return {
+            "seconds": 0.0, "payload": payload, "version": f"torch {torch.__version__}",
+            "data": self.data.text.name,
+        }  # fmt: skip
 
     def inner(self, step: int) -> None:
         self.adamw.zero_grad()
@@ -71,27 +76,21 @@ class TorchNode(Node):
         self._go_on_from(self.theta)
         self.done += 1
 
-    @torch.no_grad()
-    def loss(self, params: list[torch.Tensor]) -> float:
-        self._go_on_from(params)
-        (tokens, labels), size = self.data.validation(), self.data.batch_size
-        starts = range(0, len(tokens), size)
-        parts = [float(self._loss((tokens[i : i + size], labels[i : i + size]))) for i in starts]
-        return sum(parts) / len(parts)
+    def validation_loss(self) -> Callable[[list[torch.Tensor]], float]:
+        batches = self.data.validation_batches()
+
+        @torch.no_grad()
+        def loss(params: list[torch.Tensor]) -> float:
+            self._go_on_from(params)
+            return mean(float(self._loss(batch)) for batch in batches)
+
+        return loss
 
     def shared(self) -> list[torch.Tensor]:
         return [p.detach().clone() for p in self.theta]
 
     def digest(self) -> str:
         return repr([float(p.detach().double().abs().sum()) for p in self.theta])
-
-    @property
-    def coming(self) -> int:
-        return self.done
-
-    @property
-    def closed(self) -> int:
-        return self.done
 
     def _go_on_from(self, theta: list[torch.Tensor]) -> None:
         for p, x in zip(self.params, theta, strict=True):

@@ -26,7 +26,7 @@ def searched(like: Cell) -> list[Cell]:
 
 
 def of_experiment(like: Cell, overlap: int, outer: Outer) -> Cell:
-    """A cell of the experiment; seconds, pace, seed, nodes and workload are those of `like`."""
+    """A cell of the experiment; `like` has its seconds, pace, seed, nodes and workload."""
     return like._replace(
         via=BUCKET, method=METHOD, rate=RATE, delay_ms=0.0, every=EVERY, overlap=overlap,
         outer=outer, steps=ENDLESS,

@@ -8,22 +8,21 @@ from statistics import mean
 
 from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.rounds import overlap, plot, tables
-from jgc.lab.bench.rounds.cells import BUCKET, Cell, Measured, read_cells, read_lines
+from jgc.lab.bench.rounds.cells import BUCKET, GOAL, Cell, Measured, read_cells, read_lines
 from jgc.lab.bench.rounds.newcomer import NEWCOMERS, SCALING
 from jgc.lab.bench.rounds.tables import Row
 from jgc.lab.shared.page import write_page
 
 PAGE, TITLE = "README.md", "Rounds through a bucket on slow links"
-GOAL = 0.97
 CLAIMS = (("qsgd", "10mbit"), ("sparseloco", "1mbit"))  # with H = 30
 ABOUT = """Four nodes are processes in network namespaces, each behind `tc tbf` at the rate in both
 directions; the bucket is SeaweedFS on a host without a rate, behind a relay at which every request
 waits for the delay. With collectives half of the delay is that of every packet in either direction.
 Utilisation is time in local steps over wall time, a node's mean, without joining and the first
-round. Bytes and requests are a node's in a round: "up" and "down" those of objects (a listing
-counts 300 bytes an entry), "link" those that its interface counts, headers included. "In series":
+round. Bytes and requests are a node's in a round: "up" and "down" count objects (a listing has
+300 bytes an entry), "link" what its interface counts, headers included. "In series":
 requests one by one, from the moment at which the last node begins to send until a node has
-the list. Losses are those of the shared parameters on 128 windows of the validation text;
+the list. Losses are of the shared parameters, on 128 windows of the validation text;
 evaluating takes no time of a run. The optimiser is the workload's AdamW with a constant rate
 after its warm-up. torchft is its `LocalSGD`, which averages after a quorum and before a
 commit. Learned top-k has no row through a bucket: its positions follow from all nodes' messages, so

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, TORCHFT
+from jgc.lab.bench.rounds.cells import BUCKET, GLOO, GOAL, MESSAGES, TORCH, TORCHFT
 from jgc.lab.bench.rounds.tables import Row
 from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, RED, new_figure, save_figure
 from jgc.lab.shared.rate import bytes_per_second
@@ -49,16 +49,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     looks = [x for x in LOOKS if any((row.cell.via, row.cell.overlap) == x for row in rows)]
     handles = [Line2D([], [], color=COLOURS[name], label=MESSAGES[name].name) for name in methods]
     handles += [
-        Line2D(
-            [],
-            [],
-            color=BLACK,
-            linestyle=LOOKS[x][0],
-            marker=LOOKS[x][1],
-            markersize=4,
-            label=WORDS[x],
-        )
-        for x in looks
+        Line2D([], [], color=BLACK, linestyle=style, marker=marker, markersize=4, label=WORDS[x])
+        for x, (style, marker) in ((x, LOOKS[x]) for x in looks)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     save_figure(figure, path)
@@ -81,7 +73,7 @@ def _utilisation(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(
             x, y, color=COLOURS[method], linestyle=style, marker=marker, markersize=4, linewidth=1.3
         )
-    axes.axhline(0.97, color=BLACK, linewidth=0.6, alpha=0.5)
+    axes.axhline(GOAL, color=BLACK, linewidth=0.6, alpha=0.5)
     axes.set_xscale("log")
     axes.set_xticks(sorted({row.cell.every for row in rows}))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -98,15 +90,8 @@ def _losses(axes: Axes, rows: Sequence[Row]) -> None:
         style, marker = LOOKS[row.cell.via, row.cell.overlap]
         points = [point for point in row.runs[0]["curve"] if point[1] > 0]
         x, y = [point[0] for point in points], [point[2] for point in points]
-        axes.plot(
-            x,
-            y,
-            color=COLOURS[row.cell.method],
-            linestyle=style,
-            marker=marker,
-            markersize=3,
-            linewidth=1.2,
-        )
+        look = {"color": COLOURS[row.cell.method], "linestyle": style, "marker": marker}
+        axes.plot(x, y, **look, markersize=3, linewidth=1.2)
     axes.set_xlabel("seconds", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)

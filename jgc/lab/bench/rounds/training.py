@@ -41,12 +41,14 @@ class Data(NamedTuple):
         window, labels = text_batch(self.text, chosen, step, 1, self.batch_size)
         return window.words[0], labels[0]
 
-    def validation(self) -> Batch:
-        """Windows of the validation text, spread over it; the same for all runs."""
+    def validation_batches(self) -> list[Batch]:
+        """Batches of windows of the validation text, spread over it; the same for all runs."""
         words, length = self.text.validation, self.text.window
         starts = np.linspace(0, len(words) - length - 1, EVALUATED).astype(np.int64)
         windows = words[starts[:, None] + np.arange(length + 1)].astype(np.int32)
-        return windows[:, :-1], windows[:, 1:]
+        size = self.batch_size
+        parts = [windows[i : i + size] for i in range(0, EVALUATED, size)]
+        return [(part[:, :-1], part[:, 1:]) for part in parts]
 
     @property
     def tokens(self) -> int:
@@ -99,10 +101,7 @@ class Training(NamedTuple):
 
     def validation_loss(self) -> Callable[[PyTree], float]:
         """The mean loss of a character, in nats, over a fixed part of the validation text."""
-        tokens, labels = self.data.validation()
-        loss, size = jax.jit(self.loss), self.data.batch_size
-        starts = range(0, len(tokens), size)
-        batches = [(tokens[i : i + size], labels[i : i + size]) for i in starts]
+        loss, batches = jax.jit(self.loss), self.data.validation_batches()
         return lambda params: float(np.mean([loss(params, batch) for batch in batches]))
 
 
