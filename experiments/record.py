@@ -77,15 +77,8 @@ def record(
         else.
       NonFinite: the run diverges.
     """
-    if start < 0:
-        raise UserError(f"--start must be at least 0, got {start}")
-    config = resolve(
-        Config(Dense(), workload=workload, nodes=nodes, seed=seed, steps=start + steps, data=DataConfig(dir=data_dir))
-    )
-    check(config)
-    setup = build(config)
-    about: dict[str, Any] = {"start": start, "config": as_json(config)}
-    about["config"]["data"].pop("dir")  # the same data may lie elsewhere
+    config, setup, settings = uncompressed_run(workload, nodes, seed, start, steps, data_dir)
+    about = {"start": start, "config": settings}
     if (run_dir / ABOUT).exists():
         if json.loads((run_dir / ABOUT).read_text()) != json.loads(json.dumps(about)):
             raise UserError(f"{run_dir} holds a recording of something else: give a new --run-dir or remove it")
@@ -95,6 +88,26 @@ def record(
         (run_dir / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
     title = f"{workload}, {nodes} nodes, steps {start} to {start + steps - 1} of an uncompressed run"
     return Recording(title, setup.parts.nodes, setup.state.params, np.load(run_dir / GRADIENTS, mmap_mode="r"))
+
+
+def uncompressed_run(
+    workload: str, nodes: int, seed: int, start: int, steps: int, data_dir: str | None
+) -> tuple[Config, Setup, dict[str, Any]]:
+    """A run of `start + steps` uncompressed steps: its config, what it trains, and the config as plain data, without
+    the folder of the data, which may lie elsewhere.
+
+    Raises:
+      UserError: a setting is wrong, or the data set is missing.
+    """
+    if start < 0:
+        raise UserError(f"--start must be at least 0, got {start}")
+    config = resolve(
+        Config(Dense(), workload=workload, nodes=nodes, seed=seed, steps=start + steps, data=DataConfig(dir=data_dir))
+    )
+    check(config)
+    settings = as_json(config)
+    settings["data"].pop("dir")
+    return config, build(config), settings
 
 
 def _run(config: Config, setup: Setup, start: int, path: Path) -> None:

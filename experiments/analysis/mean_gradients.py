@@ -1,6 +1,6 @@
 """The mean gradient of one convolution over consecutive steps of an uncompressed run, in one .npz.
 
-`lab.shared.record` records all nodes' gradients of the whole model, 12 MB a step for a small one. Here it is the mean
+`experiments.record` records all nodes' gradients of the whole model, 12 MB a step for a small one. Here it is the mean
 of one layer over hundreds of steps, 0.3 MB a step. Both record a compressor's input: each node's gradient with coupled
 weight decay, clipped if the run clips.
 """
@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.record import training_gradients
-from jgc.compress import Dense
+from experiments.record import training_gradients, uncompressed_run
 from jgc.lab.shared.machine import describe
 from jgc.layout.pack import leaf_paths
 from jgc.training.errors import FAILED, NonFinite, UserError
 from jgc.training.output.recording import matching
 from jgc.training.run.folder import write_whole
-from jgc.training.run.setup import build
-from jgc.training.settings.config import Config, DataConfig, as_json, check, resolve
 from jgc.types import PyTree
 
 NAME = "recording.npz"
@@ -94,13 +91,7 @@ def record(
       UserError: a setting is wrong, or the data set is missing.
       NonFinite: the run diverged.
     """
-    if start < 0:
-        raise UserError(f"--start must be at least 0, got {start}")
-    config = resolve(
-        Config(Dense(), workload=workload, nodes=nodes, seed=seed, steps=start + steps, data=DataConfig(dir=data_dir))
-    )
-    check(config)
-    setup = build(config)
+    config, setup, settings = uncompressed_run(workload, nodes, seed, start, steps, data_dir)
     path = choose(setup.state.params, layer)
     at = leaf_paths(setup.state.params).index(path)
     gradients, shape = [], jax.tree.leaves(setup.state.params)[at].shape
@@ -110,9 +101,7 @@ def record(
             gradients.append(nodes_own.mean(0, dtype=np.float64).astype(np.float32).ravel())
             if not np.isfinite(gradients[-1]).all():
                 raise NonFinite(step + 1, f"a gradient of {path} is not finite", "nothing was recorded")
-    about: dict[str, Any] = as_json(config)
-    about["data"].pop("dir")  # the same data may lie elsewhere
-    return MeanGradients(np.stack(gradients), shape, path, start, about, describe())
+    return MeanGradients(np.stack(gradients), shape, path, start, settings, describe())
 
 
 def save(path: Path, recording: MeanGradients) -> None:
