@@ -2,9 +2,7 @@
 `jgc.compress` collects them."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -28,7 +26,7 @@ class Entry(NamedTuple):
         a zero aggregate).
       layers: which layers comparisons send in a different way, as in Section VI-A of the LGC paper:
         `FIRST_DENSE`, `FIRST_DENSE_LAST_TOP_K`, or none.
-      citation: its papers in BibTeX; empty for jgc's methods (`papers`).
+      citation: keys of its papers in papers.bib; none for jgc's methods.
     """
 
     name: str
@@ -38,23 +36,7 @@ class Entry(NamedTuple):
     lossless: Mapping[str, Any] | None
     exempt: Mapping[str, str] = MappingProxyType({})
     layers: Mapping[str, str] = MappingProxyType({})
-    citation: str = ""
-
-
-@functools.cache
-def _bibliography() -> dict[str, str]:
-    entries = Path(__file__).with_name("papers.bib").read_text().strip().split("\n\n")
-    return {entry.partition("{")[2].partition(",")[0]: entry for entry in entries}
-
-
-def papers(*keys: str) -> str:
-    """The BibTeX entries of these keys in papers.bib.
-
-    Example:
-      >>> papers("peng2024demo").splitlines()[0]
-      '@misc{peng2024demo,'
-    """
-    return "\n".join(_bibliography()[key] for key in keys)
+    citation: tuple[str, ...] = ()
 
 
 FIRST, LAST = "first", "last"  # instead of a pattern: a model's first and last layer

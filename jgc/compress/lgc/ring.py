@@ -40,7 +40,7 @@ from jgc.compress.lgc import autoencoder as ae, bytes as sizes, normalise
 from jgc.compress.lgc.normalise import Selection, View, from_z, to_z
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import RING_PAPER_RECIPE, LgcRing, check_ring
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, settings_of
 from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
 from jgc.selection.entries import Sparse, SparseSum, scatter
@@ -241,5 +241,5 @@ class Ring(NamedTuple):
 
 METHOD = Entry(
     "lgc_ring", LgcRing, lgc_ring, "Abrahamyan et al. 2021", lossless=None,
-    citation=papers("abrahamyan2021learned"),
+    citation=("abrahamyan2021learned",),
     layers=FIRST_DENSE_LAST_TOP_K)

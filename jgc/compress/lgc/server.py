@@ -61,7 +61,7 @@ from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as serv
 from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
-from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, settings_of
 from jgc.method.from_step import Step
 from jgc.selection.entries import Sparse, SparseSum, replaced
 from jgc.types import Array, Compressor, Key, Message, Nodes
@@ -185,4 +185,4 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
 
 METHOD = Entry(
     "lgc_ps", LgcPs, lgc_ps, "Abrahamyan et al. 2021", lossless={"alpha": 1.0, "innovation": 1.0},
-    layers=FIRST_DENSE_LAST_TOP_K, citation=papers("abrahamyan2021learned"))
+    layers=FIRST_DENSE_LAST_TOP_K, citation=("abrahamyan2021learned",))

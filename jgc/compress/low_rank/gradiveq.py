@@ -49,7 +49,7 @@ from jgc.compress.low_rank.gradiveq_settings import Gradiveq, check, warn_of_wid
 from jgc.compress.low_rank.slices import Rows, Sliced
 from jgc.compress.quantized.qsgd import levels_of
 from jgc.compress.quantized.quantize import codec_of, reduced_mean, segment_sizes
-from jgc.compress.registry import Entry, papers, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.layout.pack import values_of
 from jgc.method import Layers, Step, from_step, per_layer, phases
 from jgc.method.compressor import compressor_of
@@ -263,6 +263,6 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
 
 METHOD = Entry(
     "gradiveq", Gradiveq, gradiveq, "Yu et al. 2018", lossless=None,
-    citation=papers("yu2018gradiveq"),
+    citation=("yu2018gradiveq",),
     exempt={"conservation": "the error of components and rounding is lost, as in the paper",
             "zeros": "mu, the mean of the samples, is added to every aggregate"})

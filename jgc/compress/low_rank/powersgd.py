@@ -53,7 +53,7 @@ import numpy as np
 from jgc import comm
 from jgc.compress.low_rank import acp_sgd
 from jgc.compress.low_rank.factors import Averaged, Plan, make_plan, random_factors
-from jgc.compress.registry import Entry, papers, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.layout.batches import in_batches, stacked
 from jgc.layout.matrices import cutter, orthonormal_columns, outer, products, thin_products, unit
 from jgc.layout.pack import joined, values_of
@@ -187,5 +187,5 @@ def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
 
 METHOD = Entry(
     "powersgd", PowerSgd, powersgd, "Vogels et al. 2019; Zhang et al. 2023",
-    citation=papers("vogels2019powersgd", "zhang2023acp"),
+    citation=("vogels2019powersgd", "zhang2023acp"),
     lossless={"rank": 65_536})  # no layer's factors are then smaller than the layer: all go dense

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, check_idle, papers, settings_of
+from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.types import Compressor
 from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
 from jgc.wire.floats import round_to
@@ -104,5 +104,5 @@ def cast(config: Cast | None = None, **overrides) -> Compressor:
 METHOD = Entry(
     "cast", Cast, cast, "Micikevicius et al. 2018, 2022; Rouhani et al. 2023; NVIDIA 2025",
     lossless=None, exempt={"conservation": "the rounding error is lost"},
-    citation=papers("micikevicius2018mixed", "micikevicius2022fp8", "rouhani2023microscaling",
+    citation=("micikevicius2018mixed", "micikevicius2022fp8", "rouhani2023microscaling",
                     "nvidia2025nvfp4"))

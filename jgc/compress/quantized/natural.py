@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, papers, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 
@@ -68,5 +68,5 @@ def natural(config: Natural | None = None, **overrides) -> Compressor:
 
 METHOD = Entry(
     "natural", Natural, natural, "Horvath et al. 2019", lossless=None,
-    citation=papers("horvath2019natural"),
+    citation=("horvath2019natural",),
     exempt={"conservation": "unbiased; keeps no residual"})

@@ -19,7 +19,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, papers, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import check_bucket, each_group, summed
@@ -71,4 +71,4 @@ def onebit(config: OneBit | None = None, **overrides) -> Compressor:
 
 
 METHOD = Entry("onebit", OneBit, onebit, "Seide et al. 2014", lossless=None,
-               citation=papers("seide2014onebit"))
+               citation=("seide2014onebit",))

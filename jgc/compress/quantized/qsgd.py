@@ -30,7 +30,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, papers, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Array, Compressor
 from jgc.wire.noise import noise
 from jgc.wire.quantized_words import Quantiser
@@ -110,5 +110,5 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
 
 
 METHOD = Entry(
-    "qsgd", Qsgd, qsgd, "Alistarh et al. 2017", lossless=None, citation=papers("alistarh2017qsgd"),
+    "qsgd", Qsgd, qsgd, "Alistarh et al. 2017", lossless=None, citation=("alistarh2017qsgd",),
     exempt={"conservation": "unbiased; keeps no residual"})

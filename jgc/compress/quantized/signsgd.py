@@ -24,7 +24,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import codec_of
-from jgc.compress.registry import Entry, check_idle, papers, settings_of
+from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import compose
 from jgc.method.exchange import Codec, gather, server
@@ -106,4 +106,4 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
 METHOD = Entry(
     "signsgd", SignSgd, signsgd, "Bernstein et al. 2018; Karimireddy et al. 2019", lossless=None,
     exempt={"conservation": "a vote, not a mean", "zeros": "one bit cannot say zero"},
-    citation=papers("bernstein2018signsgd", "karimireddy2019error"))
+    citation=("bernstein2018signsgd", "karimireddy2019error"))

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.compress.quantized.quantize import Quantising, quantized
-from jgc.compress.registry import Entry, papers, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.types import Compressor
 from jgc.wire.quantized_words import Quantiser
 from jgc.wire.scales import each_group, fraction, largest, over_groups, root_mean_square
@@ -96,5 +96,5 @@ def terngrad(config: TernGrad | None = None, **overrides) -> Compressor:
 
 METHOD = Entry(
     "terngrad", TernGrad, terngrad, "Wen et al. 2017", lossless=None,
-    citation=papers("wen2017terngrad"),
+    citation=("wen2017terngrad",),
     exempt={"conservation": "unbiased but for the clipping; keeps no residual"})

@@ -40,7 +40,7 @@ import numpy as np
 from jax import lax
 
 from jgc import comm
-from jgc.compress.registry import Entry, check_idle, papers, settings_of
+from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.layout.batches import searched_together
 from jgc.layout.devices import each
 from jgc.layout.pack import Layer
@@ -240,5 +240,5 @@ def _values(config: Demo, layer: Layer, chunks: Array) -> Array:
 
 
 METHOD = Entry(
-    "demo", Demo, demo, "Peng et al. 2024", lossless=None, citation=papers("peng2024demo"),
+    "demo", Demo, demo, "Peng et al. 2024", lossless=None, citation=("peng2024demo",),
     exempt={"conservation": "momentum fades, and the aggregate is a sign"})

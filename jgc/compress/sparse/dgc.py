@@ -21,7 +21,7 @@ Differs from the paper
 
 import dataclasses
 
-from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Selecting
 from jgc.compress.sparse.sparsity import Strategy
 from jgc.compress.sparse.topk import of_largest
@@ -60,6 +60,6 @@ def dgc(config: Dgc | None = None, **overrides) -> Compressor:
 
 
 METHOD = Entry(
-    "dgc", Dgc, dgc, "Lin et al. 2018", layers=FIRST_DENSE, citation=papers("lin2018deep"),
+    "dgc", Dgc, dgc, "Lin et al. 2018", layers=FIRST_DENSE, citation=("lin2018deep",),
     # masking would restart every value's momentum in every step
     lossless={"alpha": 1.0, "factor_masking": False})

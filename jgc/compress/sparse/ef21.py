@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, selector_of
 from jgc.compress.sparse.sparsity import sparse_schedule
 from jgc.compress.sparse.topk import selected
@@ -123,4 +123,4 @@ METHOD = Entry(
     "ef21", Ef21, ef21, "Richtarik et al. 2021; Fatkhullin et al. 2023", lossless={"alpha": 1.0},
     exempt={"conservation": "an estimate of the gradient instead of a residual",
             "zeros": "the estimate of earlier gradients stays in the aggregate"},
-    layers=FIRST_DENSE, citation=papers("richtarik2021ef21", "fatkhullin2023momentum"))
+    layers=FIRST_DENSE, citation=("richtarik2021ef21", "fatkhullin2023momentum"))

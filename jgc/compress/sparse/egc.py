@@ -50,7 +50,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jgc import comm
-from jgc.compress.registry import Entry, papers, settings_of
+from jgc.compress.registry import Entry, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.topk import selected
@@ -214,4 +214,4 @@ def _choose(
 
 
 METHOD = Entry("egc", Egc, egc, "Kuang et al. 2020", lossless=None,
-               citation=papers("kuang2020entropy"))
+               citation=("kuang2020entropy",))

@@ -19,7 +19,7 @@ Differs from the paper
 import dataclasses
 from typing import Literal
 
-from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.compress.sparse.topk import selected
@@ -72,4 +72,4 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
 
 METHOD = Entry(
     "gradient_dropping", GradientDropping, gradient_dropping, "Aji and Heafield 2017",
-    lossless={"alpha": 1.0}, layers=FIRST_DENSE, citation=papers("aji2017sparse"))
+    lossless={"alpha": 1.0}, layers=FIRST_DENSE, citation=("aji2017sparse",))

@@ -35,7 +35,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
 from jgc.method.ages import Aged
@@ -141,4 +141,4 @@ def low_pass(memory: Memory, beta: float) -> Memory:
 
 METHOD = Entry(
     "scalecom", ScaleCom, scalecom, "Chen et al. 2020", lossless={"alpha": 1.0}, layers=FIRST_DENSE,
-    citation=papers("chen2020scalecom"))
+    citation=("chen2020scalecom",))

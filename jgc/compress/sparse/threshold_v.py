@@ -21,7 +21,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, ErrorFeedback, memory_of, selector_of
 from jgc.compress.sparse.topk import selected
 from jgc.method import dense_step, from_step, phases
@@ -102,4 +102,4 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
 METHOD = Entry(
     "threshold_v", ThresholdV, threshold_v, "Strom 2015; Xu et al. 2021", layers=FIRST_DENSE,
     lossless={"threshold": 0.0, "capacity": 1.0},
-    citation=papers("strom2015scalable", "xu2021grace"))
+    citation=("strom2015scalable", "xu2021grace"))

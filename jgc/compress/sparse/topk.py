@@ -18,7 +18,7 @@ Differs from the paper
 
 import dataclasses
 
-from jgc.compress.registry import FIRST_DENSE, Entry, papers, settings_of
+from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.devices import each
@@ -110,5 +110,5 @@ def of_largest(config: Selecting, clip_norm: float = 0.0) -> Compressor:
 METHOD = Entry(
     "topk", TopK, topk, "Strom 2015; Stich et al. 2018", lossless={"alpha": 1.0},
     layers=FIRST_DENSE,
-    citation=papers("strom2015scalable", "stich2018sparsified"),
+    citation=("strom2015scalable", "stich2018sparsified"),
 )  # fmt: skip
