@@ -2,7 +2,7 @@
 
 Exact top-k of a layer of n values needs several passes over all n or a long sort. Chunks need
 neither: each is a row of one matrix [chunks, 4096], and one search takes all rows. Sizes are
-static, and no chunk waits for a different.
+static, and no chunk waits for the others.
 
 Chunks are cut within layers: a chunk across two layers would send nearly nothing of the layer with
 the smaller gradients. A layer's last chunk may be shorter, biases and norms are one layer, and a

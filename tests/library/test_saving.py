@@ -77,7 +77,7 @@ def test_training_goes_on_from_arrays_bit_for_bit(name, kind):
 
 @pytest.mark.parametrize("make", ["make_step", "local_steps"])
 def test_keys_of_a_model_state_come_back(make):
-    """Each node's dropout key, say, beside the loop's own of a different kind."""
+    """A key of each node, such as for dropout, of a different kind than the loop's."""
 
     def with_key(params, batch, model):
         key, own = jax.random.split(model["key"])

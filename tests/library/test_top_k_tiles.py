@@ -34,7 +34,7 @@ def floats(bits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("sizes", "counts"), [
     ([200_000], [200]),  # by rows
     ([128 * 500, 128 * 300, 12_345, 128 * 400], [60, 40, 20, 30]),  # of whole rows, and not
-    ([5000, 300, 7], [5, 300, 0]),  # all of one range, none of a different
+    ([5000, 300, 7], [5, 300, 0]),  # all of one range, none of the last
     ([130_000, 1000, 20_000], [2000, 10, 1]),  # all values
     ([20_000, 129], [1, 1]),
     ([70_000, 65_536, 1], [70, 65, 1]),

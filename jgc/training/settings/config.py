@@ -185,8 +185,8 @@ class Config(Generic[M]):
     """clip each node's gradient to this norm divided by the root of the number of nodes, with --local.every to this
     norm; 0: no clipping"""
     unroll_nodes: Literal["auto", "yes", "no"] = "auto"
-    """compute the gradients of a device's nodes one by one (yes) or together under vmap (no); auto: one after
-    a different on CPU, together on GPU and TPU, which is faster"""
+    """compute the gradients of a device's nodes one by one (yes) or together under vmap (no); auto: one by one
+    on CPU, together on GPU and TPU, which is faster"""
     deterministic: bool = False
     """on a GPU the same bits from the same step, also if it is compiled again or the run was resumed; slower"""
     run_dir: str | None = None

@@ -117,7 +117,7 @@ def _figures(measured: Results, cell: dict[str, Any]) -> Figures:
 def _computation(measured: Results, cell: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Seconds and processor seconds of steps that exchange nothing, in the sessions of a row's steps, else in all.
 
-    For local steps of rounds as long, if they were measured: within a round no host waits for a different.
+    For local steps of rounds as long, if they were measured: within a round no host waits for the others.
     """
     hosts, rate, method = cell["hosts"], cell["rate"], cell["method"]
     rounds = measured["cells"].get(key(hosts, rate, f"{NO_EXCHANGE}:every={split(method)[1]}"), {})

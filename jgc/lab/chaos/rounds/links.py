@@ -102,7 +102,7 @@ class FaultyBucket:
 
 
 class Relay:
-    """A port of this machine that passes connections on to a different, with the modes of a switch.
+    """A port of this machine that passes connections on to another port, with the modes of a switch.
 
     It knows of HTTP where a PUT begins and how long its body is. Requests pass unchanged, because a
     signature covers the address that the client called.
