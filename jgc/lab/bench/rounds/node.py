@@ -96,7 +96,7 @@ class Node(ABC):
             self._keep(at)
         self.leave()
         self._keep(at, last=True)
-        sent = {name: x - link[name] for name, x in channel.counters(INTERFACE).items()}
+        sent = {name: x - link[name] for name, x in settled(INTERFACE).items()}
         return {
             "rounds": self._lines, "requests": self.requests(), "digest": self.digest(),
             "closed": self.closed, "link": sent,
@@ -110,6 +110,16 @@ class Node(ABC):
     def _keep(self, at: float, last: bool = False) -> None:
         if self.host == 0:
             self._snapshots.add(time.monotonic() - at, self.closed, self.shared, last)
+
+
+def settled(interface: str, seconds: float = 0.2) -> dict[str, int]:
+    """The counters of an interface once they stand still: messages that a process has sent may
+    still wait in its sockets and in the queue of `tbf`."""
+    before, now = None, channel.counters(interface)
+    while now != before:
+        time.sleep(seconds)
+        before, now = now, channel.counters(interface)
+    return now
 
 
 def serve(node_type: type[Node], before: Any = None) -> None:
