@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import jgc
+from jgc.citation import PAPERS
 
 FIELD = re.compile(r"\s*(\w+) = \{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\},\n")  # braces nest twice
 
@@ -28,6 +29,9 @@ def entries(text: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("method", ["", *jgc.compress.METHODS])
 def test_citation_parses(method):
+    if method:
+        missing = set(jgc.compress.METHODS[method].citation) - entries(PAPERS.read_text()).keys()
+        assert not missing, f"jgc/compress/papers.bib has no entry {', '.join(missing)}"
     found = entries(jgc.citation(method))
     assert found
     for key, fields in found.items():
@@ -44,7 +48,9 @@ def test_citation_is_of_the_papers_that_the_table_names(name, method):
     assert len(own) == (years if method.citation else 1)
     for author, *found in named:
         for year in filter(None, found):
-            assert any(key.startswith(author.lower()) and fields["year"] == year for key, fields in own.items())
+            assert any(key.startswith(author.lower()) and fields["year"] == year for key, fields in own.items()), (
+                f"METHOD of {name} names {author} {year}: give citation=(key,), with an entry of that author and year "
+                f"in jgc/compress/papers.bib whose key begins with {author.lower()}")
 
 
 def test_two_methods_of_a_paper_cite_it_alike():
