@@ -27,8 +27,9 @@ from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import Times, rounds
 from jgc.layout.pack import whole
 from jgc.selection.chunks import CHUNK
+from jgc.selection.ranges import Range
 from jgc.selection.selector import check_alpha, make_selector
-from jgc.selection.top_k import largest_positions
+from jgc.selection.top_k import largest_in_ranges
 from jgc.training.errors import values_of_the_user
 
 OURS, TOP_K, APPROXIMATE, TORCH = "jgc, positions and values", "lax.top_k", "lax.approx_max_k", "torch.topk"
@@ -180,7 +181,7 @@ def measure(size: int, alpha: float, repeats: int, torch: Torch | None) -> Timin
 
 @partial(jax.jit, static_argnums=1)
 def _ours(v, k):
-    positions = largest_positions(v, k)
+    positions = largest_in_ranges(v, [Range(0, v.size, k)])
     return positions, v[positions]
 
 

@@ -121,7 +121,9 @@ def lgc_pieces(packing: Packing, nodes: int, alpha: float) -> dict[str, Callable
         "decoders, all nodes": (jax.vmap(ae.decode, in_axes=(0, None, 0)), (weights.decoders, code, z)),
         "scatter of the mean": (lambda p, x: scatter(Sparse(p, x), n), (positions, x)),
         "one training step of the autoencoder": (
-            lambda trained, z: ae.train(trained, optimiser, z, z, jnp.int32(0), 1.0, 0.5),
+            lambda trained, z: ae.train(
+                trained, optimiser, lambda w: ae.losses(w, z, z, jnp.int32(0)), 1.0, 0.5
+            ),
             (trained, z),
         ),
     }

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jgc.compress.low_rank.slices import dimension
+from jgc.compress.low_rank.slices import dimensions
 
 POINTS = 150  # steps in Figure 4
 TRIPLES = 20_000  # of a layer in Figure 4's histogram, spread evenly over it
@@ -60,7 +60,7 @@ def pca(samples: np.ndarray) -> Pca:
 def basis(samples: np.ndarray, loss: float) -> np.ndarray:
     """U f64[K, d] of samples [L, K]."""
     components = pca(samples)
-    return components.axes[:, : dimension(components.variances, loss)]
+    return components.axes[:, : dimensions(components.variances[None], loss)]
 
 
 def by_samples(flat: np.ndarray, k: int, loss: float) -> dict[int, int]:
@@ -80,7 +80,7 @@ def by_samples(flat: np.ndarray, k: int, loss: float) -> dict[int, int]:
     """
     counts = sorted({*(2**i for i in range(2, len(flat).bit_length()) if 2**i <= len(flat)), len(flat)})
     first = slices(flat, k)[:, 0]
-    return {count: dimension(pca(first[:count]).variances, loss) for count in counts if count > 1}
+    return {count: dimensions(pca(first[:count]).variances[None], loss) for count in counts if count > 1}
 
 
 def enough_samples(d: dict[int, int], change: float = 0.1) -> int | None:

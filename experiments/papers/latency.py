@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 
 from experiments.papers.reported import DECODER_MS, ENCODER_MS, SPEED_UP
 from jgc.compress.lgc import autoencoder as ae
@@ -10,7 +11,7 @@ from jgc.lab.report.runs import Group, baseline_of
 from jgc.lab.report.tables import figures
 from jgc.lab.shared.tables import table
 from jgc.lab.shared.timing import interleaved
-from jgc.wire.values import bytes_per_value
+from jgc.wire.blocks import BLOCK_FORMATS, in_blocks
 
 
 def values_coded(group: Group) -> int | None:
@@ -21,8 +22,15 @@ def values_coded(group: Group) -> int | None:
     codes = [count for ways in roles for kind, count in ways.get("up", {}).items() if kind == "code"]
     if not codes:
         return None
-    width = bytes_per_value(group.settings.get("compressor.code_dtype", "float32"))
-    return round(min(codes) / width / ae.CHANNELS * ae.STRIDE)
+    bits = bits_per_value(group.settings.get("compressor.code_dtype", "float32"))
+    return round(8 * min(codes) / bits / ae.CHANNELS * ae.STRIDE)
+
+
+def bits_per_value(code: str) -> int:
+    """Bits of a value in a value code, without scales and padding."""
+    if code in BLOCK_FORMATS:
+        return in_blocks(code).bits
+    return int(code[0]) if code[1:].startswith("bit") else 8 * jnp.dtype(code).itemsize
 
 
 def milliseconds(m: int, decoder: str | None = None, repeats: int = 30) -> dict[str, float]:

@@ -40,11 +40,6 @@ def check_type(name: str, hint: Any, value: Any) -> None:
         raise TypeError(f"{name} must be {words(hint)}, got {value!r}")
 
 
-def names_choices(hint: Any) -> bool:
-    """Whether a type lists strings to choose from."""
-    return any(get_origin(part) is Literal for part in (hint, *get_args(hint)))
-
-
 def words(hint: Any) -> str:
     """A type in words."""
     origin, parts = get_origin(hint), get_args(hint)

@@ -27,7 +27,14 @@ from jgc.comm.collectives import (
 )
 from jgc.comm.jaxprs import varying_axes
 from jgc.comm.ledger import ledger, local_copies
-from jgc.comm.ring import mean_by, ring_mean, ring_mean_of_segments, ring_quantized_mean, ring_size
+from jgc.comm.ring import (
+    mean_by,
+    ring_mean,
+    ring_mean_of_segments,
+    ring_quantized_mean,
+    ring_size,
+    segments_of,
+)
 from jgc.comm.rounding import at_least_f32, narrowed, rounded
 from jgc.comm.two_shot import two_shot_quantized_mean
 
@@ -36,6 +43,6 @@ __all__ = [
     "any_true", "at_least_f32", "broadcast", "broadcast_dict", "exact_mean", "fast_axes",
     "ledger", "local_copies", "mean_by", "mean_inside", "narrowed", "node_index", "node_key",
     "on_leaders_device", "one_by_one", "pmax", "pmean", "psum", "ring_mean",
-    "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "rounded", "sum_inside",
-    "two_shot_quantized_mean", "vary", "vary_over", "varying_axes",
+    "ring_mean_of_segments", "ring_quantized_mean", "ring_size", "rounded", "segments_of",
+    "sum_inside", "two_shot_quantized_mean", "vary", "vary_over", "varying_axes",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ _without: ContextVar[bool] = ContextVar("jgc_without_collectives", default=False
 
 @contextmanager
 def without_collectives() -> Iterator[None]:
-    """Trace a function that must not communicate: here `node_index` is outside the node axis."""
+    """Trace a function that must not communicate. Raise ValueError if it does."""
     token = _without.set(True)
     try:
         yield
@@ -41,13 +41,17 @@ def node_index(nodes: Nodes) -> Array:
 
     Raises:
       OutsideNodeAxis: called outside the node axis; a RuntimeError.
-      ValueError: called inside the node axis of more or fewer nodes.
+      ValueError: called inside the node axis of more or fewer nodes, or by a function that must
+        not communicate.
     """
+    if _without.get():
+        raise ValueError(
+            "the function communicates (jgc.comm, a compressor), but each node runs it by itself. "
+            "A loss sees one node's examples, and jgc takes the mean itself: leave it out"
+        )
     device: Array | int = 0
     devices, on_device = 1, 1
     try:
-        if _without.get():
-            raise NameError("no node axis")
         if nodes.slow:
             device, devices = lax.axis_index(nodes.slow), lax.axis_size(nodes.slow)
         if is_emulated(nodes):

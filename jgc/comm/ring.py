@@ -5,6 +5,7 @@ Source: Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Cl
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,28 @@ def ring_mean_of_segments(segment: Callable[[Array], Array], nodes: Nodes, field
     return sums.reshape(-1) / nodes.count
 
 
+def segments_of(
+    part: Callable[[int, int], Array], whole: Array, places: int, overlapped: bool
+) -> Callable[[Array], Array]:
+    """`i -> f32[m]`, segment i of a code in `places` segments, zeros at the end of the last ones.
+
+    If `overlapped`, a segment is computed by itself, `part(start, stop)` with static bounds, so
+    that XLA can do so while the one before is sent; if not, it is cut out of the `whole` code.
+    """
+    width = -(-whole.size // places)
+
+    def segment(place):
+        code = part(place * width, (place + 1) * width)
+        return jnp.pad(code, (0, width - code.size))
+
+    if overlapped:
+        branches = [partial(segment, place) for place in range(places)]
+        return lambda i: lax.switch(i, branches)
+    # The barrier makes every segment wait for all of them: XLA would compute each by itself.
+    padded = lax.optimization_barrier(jnp.pad(whole, (0, places * width - whole.size)))
+    return lambda i: lax.dynamic_slice_in_dim(padded, i * width, width)
+
+
 def _place(nodes: Nodes) -> Array:
     """This place's index, i32[] in [0, `ring_size`)."""
     index = node_index(nodes)  # raises outside the node axis
@@ -124,7 +147,6 @@ def ring_quantized_mean(
     encode: Callable[[Key, Array], dict[str, Array]],
     decode: Callable[[dict[str, Array]], Array],
     nodes: Nodes,
-    field: str | None = None,
 ) -> tuple[Array, Array]:
     """Mean by a ring for codes that cannot be added up: a hop decodes, adds and encodes the sum.
 
@@ -138,7 +160,6 @@ def ring_quantized_mean(
       encode: `(key, f32[m]) -> payload`, arrays of static shapes.
       decode: `payload -> f32[m]`.
       nodes: the layout.
-      field: the payload field; defaults to all names of the payload.
 
     Returns:
       The means, f32[places, m], equal on every node, and this node's quantisation errors,
@@ -146,8 +167,6 @@ def ring_quantized_mean(
 
     Source: Yu et al. 2018 (GradiVeQ), Section 1, on scalar quantisers in a ring.
     """
-    names = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
-    field = field or "+".join(sorted(names))
     size, place = ring_size(nodes), _place(nodes)
     x = _place_sum(x, nodes)
     nodes_per_place = nodes.count // size
@@ -160,7 +179,7 @@ def ring_quantized_mean(
         return payload, whole - _decoded(decode, payload)
 
     payload, error = quantize(0, 0.0)
-    errors = [error]
+    errors, field = [error], "+".join(sorted(payload))
     for hop in range(1, size):
         received = from_words(_shifted(to_words(payload), nodes, field), payload)
         payload, error = quantize(hop, _decoded(decode, received))

@@ -21,7 +21,6 @@ def two_shot_quantized_mean(
     encode: Callable[[Key, Array], dict[str, Array]],
     decode: Callable[[dict[str, Array]], Array],
     nodes: Nodes,
-    field: str | None = None,
 ) -> tuple[Array, Array]:
     """Mean by two shots of codes: each node reduces its share in f32 and encodes the result.
 
@@ -35,7 +34,6 @@ def two_shot_quantized_mean(
       encode: `(key, f32[m]) -> payload`, arrays of static shapes.
       decode: `payload -> f32[m]`.
       nodes: the layout.
-      field: the payload field; defaults to all names of the payload.
 
     Returns:
       The means, f32[K, m], equal on every node, and this node's quantisation errors, f32[K, m]; of
@@ -52,7 +50,7 @@ def two_shot_quantized_mean(
     """
     index, key = node_index(nodes), node_key(key, nodes)
     names = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
-    field = field or "+".join(sorted(names))
+    field = "+".join(sorted(names))
     local = jnp.arange(nodes.count)[:, None] == index  # bool[K, 1]: the share reduced here
 
     payloads = jax.vmap(encode)(jax.random.split(key, nodes.count), x)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jgc.compress.registry import Entry, check_idle, settings_of
 from jgc.layout.pack import values_of
 from jgc.method.compose import compose
-from jgc.method.exchange import Codec, Exchange, all_reduce, server
-from jgc.method.memory import check_momentum, momentum_only, no_memory
+from jgc.method.exchange import Codec, all_reduce, server
+from jgc.method.memory import momentum_only, no_memory
 from jgc.types import Compressor
 
 
@@ -42,13 +42,6 @@ def identity() -> Codec:
         elements=values_of)
 
 
-def dense_exchange(algorithm: str) -> Exchange:
-    """The exchange of that name."""
-    if algorithm not in ("psum", "ring", "server"):
-        raise ValueError(f"algorithm must be 'psum', 'ring' or 'server', got {algorithm!r}")
-    return server() if algorithm == "server" else all_reduce(algorithm)
-
-
 def dense(config: Dense | None = None, **overrides) -> Compressor:
     """The plain mean of all nodes' gradients.
 
@@ -62,12 +55,11 @@ def dense(config: Dense | None = None, **overrides) -> Compressor:
     Source: Li et al. 2014 (parameter server); Patarasuk and Yuan 2009 (ring all-reduce).
     """
     config = settings_of(Dense, config, overrides)
-    check_momentum(config.momentum)
     if not config.momentum_correction:
         check_idle(config, "without momentum_correction=True", "momentum")
     memory = momentum_only(config.momentum) if config.momentum_correction else no_memory()
     in_vector = config.algorithm != "psum" or config.momentum_correction
-    exchange = dense_exchange(config.algorithm)
+    exchange = server() if config.algorithm == "server" else all_reduce(config.algorithm)
     return compose(identity(), memory, exchange, form="joined" if in_vector else "leaves")
 
 

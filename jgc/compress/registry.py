@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
-from jgc.checks.argument_types import fits, names_choices, words
+from jgc.checks.argument_types import fits, words
 from jgc.types import Compressor
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def settings_of(settings_type: type[T], config: T | None, overrides: Mapping[str
     Raises:
       TypeError: `config` is something else, such as a share; settings go by name; or an unknown
         setting.
-      ValueError: a value of the wrong type. Choices, such as "layer", are the factory's to check.
+      ValueError: a value of the wrong type, or none of the setting's choices.
     """
     config = settings_type() if config is None else config
     names = [field.name for field in dataclasses.fields(cast(Any, settings_type))]
@@ -65,7 +65,7 @@ def settings_of(settings_type: type[T], config: T | None, overrides: Mapping[str
     hints = get_type_hints(settings_type)
     for name in names:
         value, hint = getattr(config, name), hints[name]
-        if not (names_choices(hint) or fits(hint, value)):
+        if not fits(hint, value):
             raise ValueError(f"{name} must be {words(hint)}, got {value!r}")
         if name in ("warmup_steps", "autoencoder_steps") and value < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")

@@ -42,6 +42,8 @@ class Chunked:
     """layer: the largest values of each layer, exactly; chunks: of every chunk, for accelerators"""
     chunk: int = CHUNK
     """with selection "chunks": values of a chunk, a power of two"""
+    min_values: int = 1
+    """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +90,9 @@ def memory_of(config: ErrorFeedback) -> Memory:
     return with_ages(memory) if config.track_age else memory
 
 
-def selector_of(config: Chunked, share: float, min_values: int = 1) -> Selector:
+def selector_of(config: Chunked, share: float) -> Selector:
     """The selector that the settings describe, for a share of the values."""
-    return make_selector(share, min_values, config.selection, config.chunk)
+    return make_selector(share, config.min_values, config.selection, config.chunk)
 
 
 def schedule_of(config: Sparsifying, name: str = "top-k") -> tuple[Phase, ...]:

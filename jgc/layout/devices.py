@@ -44,12 +44,8 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
     """The numbers as i32[] whose values XLA on CPU does not know; elsewhere constants.
 
     XLA on CPU compiles equal operations once, 15 ms each. A known start of a slice makes them
-    unequal. So the numbers come out of a loop that takes no step, which XLA cannot know.
-
-    Args:
-      numbers: static.
-      nothing: bool[] or i32[] of any value up to 1, not known when compiling, the same on all
-        nodes.
+    unequal. So the numbers come out of a loop that takes no step, which XLA cannot know: `nothing`
+    is a bool[] or i32[] of any value up to 1, unknown when compiling, the same on all nodes.
 
     Example:
       >>> [int(x) for x in hidden([0, 3, 7], jnp.bool_(True))]
@@ -59,7 +55,6 @@ def hidden(numbers: Sequence[int], nothing: Array | bool) -> Sequence[Array]:
         return tuple(jnp.int32(number) for number in numbers)
     # made by NumPy: JAX would place each on a device
     first: Any = tuple(np.int32(number) for number in numbers)
-
     return _in_a_loop(lambda i, numbers: tuple(number + i for number in numbers), first, nothing)
 
 
@@ -68,15 +63,10 @@ def sealed(x: PyTree, nothing: Array | bool) -> PyTree:
 
     XLA on CPU computes the last of a chain of in-place updates once for each of its uses, and
     copies the whole array each time. It never computes a loop twice. The loop here takes no step,
-    as in `hidden`.
-
-    Args:
-      x: arrays with at least one value, of equal rank.
-      nothing: as in `hidden`. What it depends on is computed before x may be overwritten.
+    as in `hidden`; what `nothing` depends on is computed before x may be overwritten.
     """
     if backend() != "cpu":
         return x
-
     return _in_a_loop(
         lambda i, x: jax.tree.map(lambda x: with_part(x, x[..., :1], i), x), x, nothing
     )
@@ -201,10 +191,7 @@ def not_finite(x: Array) -> Array:
 
 
 def squared_norm(arrays: Sequence[Array]) -> Array:
-    """The sum of the squares of all values, f32[]: Inf where it overflows, NaN if one is NaN.
-
-    Args:
-      arrays: of floats of 32 or 64 bits, of any shapes.
+    """The sum of the squares of arrays of 32 or 64 bits, f32[]: Inf where it overflows.
 
     Example:
       >>> squared_norm([jnp.array([[3.0, 4.0]]), jnp.array([1.0])])

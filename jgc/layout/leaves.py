@@ -55,13 +55,10 @@ def sent_as(dtype: np.dtype) -> np.dtype:
 def buckets(
     leaves: Iterable[tuple[int, int, np.dtype]], least: int | None = None
 ) -> list[list[int]]:
-    """Which leaves travel together: leaves of one travelling dtype, until a bucket is full.
+    """Which leaves, by index, size and dtype, travel together: those of one travelling dtype.
 
-    Args:
-      leaves: index, number of values and dtype of each.
-      least: bytes of a full bucket; a leaf of this size travels by itself. By default 1 MiB, on GPU
-        32 MiB: XLA joins smaller all-reduces there, but so late that every array has a kernel of
-        its slice.
+    A bucket is full from `least` bytes on, by default 1 MiB, on GPU 32 MiB: XLA joins smaller
+    all-reduces there, but so late that every array has a kernel of its slice.
 
     Example:
       >>> f32 = np.dtype("float32")

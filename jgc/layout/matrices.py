@@ -47,11 +47,9 @@ Cut = Callable[..., list[Array]]
 
 
 def cutter(count: int, unknown: Array) -> Cut:
-    """`cut(batches[, heights, apart])`: the matrices in their order, the first `heights` rows.
+    """`cut(batches[, heights, apart])`: the `count` matrices in order, the first `heights` rows.
 
-    Args:
-      count: number of matrices.
-      unknown: bool[], False, which XLA cannot know.
+    `unknown` is a bool[], False, which XLA cannot know.
     """
     numbers = hidden(range(count), unknown)
 

@@ -162,14 +162,9 @@ def unpack(
 ) -> PyTree:
     """The inverse of `pack`: a vector [n] as a tree with the original shapes and dtypes.
 
-    Unpacked leaves are zeros. Values beyond a leaf's dtype, as sums of several steps may be in
-    float16, are clipped to it.
-
-    Args:
-      flat: the vector.
-      packing: its layout.
-      skip: with it, biases and norms of equal size are compiled once (it is `nothing` of `hidden`).
-      clear: all leaves are zeros if `skip`.
+    Unpacked leaves are zeros; with `clear`, all leaves are if `skip`. Values beyond a leaf's dtype,
+    as sums of several steps may be in float16, are clipped to it. With `skip` (`nothing` of
+    `hidden`), biases and norms of equal size are compiled once.
     """
     if clear and backend() == "gpu":
         # XLA reads what is computed of the vector in one kernel for all leaves of a size. A plain

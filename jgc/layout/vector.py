@@ -39,8 +39,6 @@ class Memory(NamedTuple):
         returned. `sent`, f32[n] or Sparse, is the part of v that counts as sent.
       residual: `local -> [n] or None`, the residual in its dtype.
       owns_momentum: whether this memory holds the momentum; the optimiser must then have none.
-      conserves: whether mean over nodes of (residual after + sent) = mean of (residual before +
-        gradient). With momentum correction, the velocity replaces the gradient.
       advance: `local -> local`, elementwise, after the last of `accumulate`, without the gradient;
         None for nothing.
     """
@@ -51,7 +49,6 @@ class Memory(NamedTuple):
     update: Callable[[PyTree, Array, Array | Sparse, bool], PyTree]
     residual: Callable[[PyTree], Array | None]
     owns_momentum: bool
-    conserves: bool
     advance: Callable[[PyTree], PyTree] | None = None
 
 
@@ -125,15 +122,9 @@ def compensated(
 ) -> tuple[Array, PyTree]:  # fmt: skip
     """Run `memory.accumulate`, `advance` and `compensate` on a tree of gradients without copies.
 
-    Args:
-      memory, local: the node's memory, and its state: vectors [n], longer ones that end in zeros,
-        or rows of tiles; v is then as long.
-      grads, packing: the node's gradients, and their layout.
-      complete: whether the phase sends all of v.
-      skip: if true, v is the residual (zeros without one) and `local` does not change.
-
-    Returns:
-      v f32[n] and the new state.
+    Returns v f32[n] and the new state. `local` holds vectors [n], longer ones that end in zeros, or
+    rows of tiles; v is then as long. If `skip`, v is the residual (zeros without one) and `local`
+    does not change.
     """
     local = jax.tree.map(as_flat, local)
     vectors = jax.tree.leaves(local)
@@ -228,14 +219,9 @@ def settled(
 ) -> Settled:  # fmt: skip
     """The aggregate as a tree, zeros if `skip`; the residual v - sent, v if `skip`.
 
-    Args:
-      memory, before: the node's memory, and its state before the step.
-      begun, v: of `compensated`.
-      mean, sent, onto: see `jgc.method.Step`.
-      packing: the layout of the gradients.
-      complete: whether the phase sends all of v.
-      skip: bool[].
-      key: differs between nodes and steps, for residuals that are rounded at random.
+    `before` is the memory's state before the step; v and `begun` are of `compensated`; mean, sent
+    and onto of `jgc.method.Step`. `key` differs between nodes and steps, for residuals that are
+    rounded at random.
     """
     if sent is v and packing.size and not isinstance(mean, SparseSum):
         # v is the memory's vector: the all-reduce of it comes before it is changed in place

@@ -13,7 +13,8 @@ from jgc.loops.buffers import check_params, device_of, put_arrays
 from jgc.loops.frozen import frozen_for
 from jgc.loops.model_state import of_all_nodes
 from jgc.loops.skipped import make_skip_warning
-from jgc.nodes.placement import BATCH, LOCAL, check_node_axes
+from jgc.nodes.axis import check_node_axes
+from jgc.nodes.placement import BATCH, LOCAL
 from jgc.types import Array, Key, Nodes, PyTree
 
 

@@ -54,16 +54,8 @@ def with_ages(memory: Memory) -> Memory:
 
 
 def ages(local: PyTree, packing: Packing, nodes: Nodes) -> dict[str, Array]:
-    """Ages of each layer's values, over all nodes; empty if the memory has no ages.
-
-    Args:
-      local: this node's state, of any memory.
-      packing: layout of the gradients.
-      nodes: the layout.
-
-    Returns:
-      "oldest/LAYER" and "mean_age/LAYER", f32[]: the largest and the mean age of the layer's
-      values, in steps.
+    """"oldest/LAYER" and "mean_age/LAYER", f32[]: the largest and the mean age of a layer's values
+    over all nodes, in steps. `local` is a node's state of any memory; empty if it has no ages.
     """
     if not isinstance(local, Aged) or not packing.layers:
         return {}

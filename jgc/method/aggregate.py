@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from jgc import comm
-from jgc.layout import by_layer, vector
 from jgc.layout.devices import cut, unusable
 from jgc.layout.leaves import mean_of_leaves
 from jgc.layout.pack import leaf_paths
@@ -28,13 +27,11 @@ from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Group, Plan, check_phase, layers_of_leaf, shard_states
 from jgc.method.shards import key_of, sum_of
-from jgc.method.states import check_states
+from jgc.method.states import FORMS, check_states
 from jgc.method.step import Local, Step
 from jgc.nodes.placement import ByShards
 from jgc.selection.entries import Sparse, SparseSum
 from jgc.types import Array, Info, Key, Nodes, PyTree, State
-
-FORMS: Any = {"joined": vector, "leaves": vector, "layers": by_layer}  # by `Method.form`
 
 
 class Job(NamedTuple):
@@ -138,15 +135,15 @@ def jobs_of(plan: Plan, phase: Any, key: Key, leaves: Sequence[Any], state: Stat
     shards = shard_states(state) if plan.by_shards else [state]
     for group in plan.groups:
         group_key = key_of(key, group.shard, plan.axes[group.shard]) if plan.by_shards else key
-        (shared, local), group_phase = shards[group.shard], phase
+        group_state, group_phase = shards[group.shard], phase
         for i in group.path:
             group_key, group_phase = jax.random.fold_in(group_key, i), group_phase[i]
-            shared, local = shared[i], local[i]
+            group_state = State(group_state.shared[i], group_state.local[i])
         grads = OrderedDict(
             (path, leaves[part.leaf][part.at] if part.at else leaves[part.leaf])
             for path, part in group.parts.items()
         )
-        jobs.append(Job(group, group_phase, group_key, grads, State(shared, local)))
+        jobs.append(Job(group, group_phase, group_key, grads, group_state))
     return jobs
 
 

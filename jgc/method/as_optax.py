@@ -113,9 +113,10 @@ def as_optax(
         mean, state, info = compressor.aggregate(value, key, updates, state, nodes)
         if nan_if_skipped:
             mean = jax.tree.map(
-                lambda x: jnp.where(info.finite, x, jnp.nan).astype(x.dtype) if _floats(x) else x,
+                lambda x: jnp.where(info.finite, x, jnp.nan).astype(x.dtype)
+                if jnp.issubdtype(x.dtype, jnp.inexact) else x,
                 mean,
-            )
+            )  # fmt: skip
         return mean, state
 
     def update(updates, state, params=None):
@@ -131,10 +132,6 @@ def as_optax(
         return mean, state._replace(step=state.step + 1, compressor=inner)
 
     return optax.GradientTransformation(init, update)
-
-
-def _floats(x: Array) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def init_optax(

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from jgc.checks.misuse import check_compressor, check_nodes
 from jgc.layout.pack import make_packing
-from jgc.types import Compressor, Nodes, PyTree, Wire
+from jgc.types import Compressor, Nodes, PyTree
+from jgc.wire.account import step_total
 
 
 class StepBytes(NamedTuple):
@@ -51,15 +52,6 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
     for phase in compressor.schedule:
         wire = compressor.wire(phase.value, params, nodes)
         device = float(sum(sent.bytes for sent in wire.physical))
-        by_phase[phase.name] = StepBytes(device, _mean_uplink(wire, nodes), uncompressed)
+        node = step_total(wire.logical, nodes.count, "up") / nodes.count
+        by_phase[phase.name] = StepBytes(device, node, uncompressed)
     return by_phase
-
-
-def _mean_uplink(wire: Wire, nodes: Nodes) -> float:
-    """Bytes that a node sends up, the mean over nodes."""
-    up = {"leader": 0.0, "worker": 0.0}
-    for message in wire.logical:
-        if message.direction == "up" and message.role in up:
-            up[message.role] += message.bytes
-    leaders = int(any(message.role == "leader" for message in wire.logical))
-    return (leaders * up["leader"] + (nodes.count - leaders) * up["worker"]) / nodes.count

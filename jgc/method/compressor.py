@@ -104,15 +104,10 @@ def logical(compressor: Compressor, phase: Any, shapes: PyTree, nodes: Nodes) ->
             messages_of(group, phases[i % len(phases)], nodes)
             for i, group in enumerate(plan.groups)
         ]
-    step, once = (tuple(m for message in each for m in message[i]) for i in (0, 1))
-    if len(each) > 1:
-        sizes = [nodes.size(plan.axes[group.shard]) for group in plan.groups]
-        step, once = (
-            added([scaled(m[i], n) for m, n in zip(each, sizes, strict=True)]) for i in (0, 1)
-        )
-    elif plan.by_shards:
-        size = nodes.size(plan.axes[0])
-        step, once = scaled(step, size), scaled(once, size)
+    sizes = [nodes.size(plan.axes[group.shard]) for group in plan.groups]
+    step, once = (
+        added([scaled(m[i], n) for m, n in zip(each, sizes, strict=True)]) for i in (0, 1)
+    )
     return Wire(step, (), once, nodes.size(nodes.fast))
 
 

@@ -3,7 +3,8 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from typing import Any
 
 import jax
@@ -14,13 +15,13 @@ from jgc import comm
 from jgc.checks.misuse import check_compressor
 from jgc.layout.pack import joined, leaf_paths, pack
 from jgc.method.ages import ages
-from jgc.method.aggregate import FORMS, Job, jobs_of, means_inside, method_step, run
+from jgc.method.aggregate import Job, jobs_of, means_inside, method_step, run
 from jgc.method.exchange import exchanged
 from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Plan, check_phase, layers_of_leaf, make_plan
 from jgc.method.shards import whole
-from jgc.method.states import of_shard
+from jgc.method.states import FORMS, of_shard
 from jgc.nodes.placement import ByShards, sharding_spec
 from jgc.selection.entries import Sparse, as_vector
 from jgc.types import Array, Compressor, Key, Nodes, PyTree, State
@@ -41,19 +42,11 @@ def relative_error(got: Array, true: Array) -> Array:
 def compare(
     got: Array, v: Array, g: Array, nodes: Nodes, everything: bool = False
 ) -> dict[str, Array]:
-    """The diagnostics that every method has.
+    """The diagnostics that every method has, f32[] each, of the aggregate `got` f32[n].
 
-    Args:
-      got: the aggregate, f32[n].
-      v: this node's accumulated gradient, f32[n].
-      g: this node's gradient of this step, f32[n].
-      nodes: the layout.
-      everything: whether a code of all values was sent, so that a zero in `got` is a decoded value.
-
-    Returns:
-      All f32[]. `reconstruction_cosine` and `relative_error` compare `got` with the mean of v over
-      nodes; without `everything`, only where `got` is not zero. `true_cosine` compares `got` with
-      the whole mean of g.
+    `reconstruction_cosine` and `relative_error` compare it with the mean over nodes of v f32[n],
+    gradient plus residual, but only where `got` is not zero, unless a code of `everything` was
+    sent. `true_cosine` compares it with the whole mean of the gradients g f32[n].
     """
     mean = comm.pmean(v, nodes, "diagnose")
     true = mean if everything else jnp.where(got != 0, mean, 0.0)
@@ -223,11 +216,8 @@ def residuals(plan: Plan, shard: int, local: PyTree) -> dict[int, dict[tuple[int
     for group in plan.groups:
         if group.shard != shard:
             continue
-        part_of_group = local
-        for i in group.path:
-            part_of_group = part_of_group[i]
-        form = FORMS[group.method.form]
-        tree = form.residual(group.method.memory, part_of_group.memory, group.packing)
+        memory = reduce(getitem, group.path, local).memory
+        tree = FORMS[group.method.form].residual(group.method.memory, memory, group.packing)
         for path, part in group.parts.items() if tree is not None else ():
             if jnp.issubdtype(part.array.dtype, jnp.inexact):
                 out.setdefault(part.leaf, {})[part.at] = tree[path]

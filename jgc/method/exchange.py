@@ -147,10 +147,9 @@ def vector_of(layers: Layers) -> jax.ShapeDtypeStruct:
 
 
 def broadcast_top_positions(
-    v: Array, leader: Array, layers: Layers, selector: Selector, nodes: Nodes,
-    side_information: Callable[[Array], Payload] = lambda values: {},
-) -> tuple[Array, Payload]:  # fmt: skip
-    """Broadcast the leader's top-k positions, with optional side information, in one collective.
+    v: Array, leader: Array, layers: Layers, selector: Selector, nodes: Nodes
+) -> Array:
+    """The positions of the leader's top-k values, broadcast to all nodes: i32[mu].
 
     Args:
       v: f32[n] of this node.
@@ -158,18 +157,9 @@ def broadcast_top_positions(
       layers: ranges of v.
       selector: chooses mu positions, and codes them.
       nodes: the layout.
-      side_information: `values -> payload`, called with this node's values f32[mu] at its
-        positions.
-
-    Returns:
-      The leader's positions, i32[mu], and its side information.
     """
-    positions = selector.positions(v, layers)
-    received = comm.broadcast_dict(
-        {"positions": selector.pack(positions, layers), **side_information(v[positions])},
-        leader, nodes,
-    )  # fmt: skip
-    return selector.unpack(received.pop("positions"), layers), received
+    packed = selector.pack(selector.positions(v, layers), layers)
+    return selector.unpack(comm.broadcast(packed, leader, nodes, "positions"), layers)
 
 
 def all_reduce(algorithm: str = "psum") -> Exchange:

@@ -53,16 +53,20 @@ def from_step(
     """Make a compressor of a step.
 
     Args:
-      step: one step on one node. In the phase with value "dense" it must send all of v
-        (`dense_step`).
+      step: `(phase, key, v, state, layers, nodes) -> Step`, one step on one node, of v f32[n], its
+        gradient plus residual. `key` is the same on all nodes (`comm.node_key` derives a node's);
+        `state` has `shared`, and `local.per_node` of this node; `layers` are the ranges of v. In
+        the phase with value "dense" it must send all of v (`dense_step`).
       memory: the memory of each node.
       schedule: the phases.
-      messages: logical messages of a step, for every phase except "dense".
-      init: the method's state before the first step; nothing by default.
-      sent_once: messages on entering a phase.
+      messages: `(phase, layers, nodes)`, logical messages of a step, for every phase but "dense".
+      init: `(key, layers, nodes) -> (shared, per_node of one node)`, the method's state before the
+        first step; nothing by default.
+      sent_once: `(phase, layers, nodes)`, messages on entering a phase.
       transition: converts the state between two phases.
       next_phase: see `Compressor`.
-      figures: the method's diagnostics; they extend or replace the default ones.
+      figures: `(phase, key, v, g, step, state, layers, nodes)`, the method's diagnostics; they
+        extend or replace the default ones.
       clip_norm: each node first clips its whole gradient to the norm clip_norm / sqrt(K); 0 for no
         clipping.
       stages: codec and exchange of every phase value, with `step=None`; only `compose` gives them.

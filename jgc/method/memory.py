@@ -45,7 +45,6 @@ def no_memory() -> Memory:
         update=lambda local, v, sent, complete: local,
         residual=lambda local: None,
         owns_momentum=False,
-        conserves=False,
     )
 
 
@@ -71,7 +70,6 @@ def error_feedback(dtype: jax.typing.DTypeLike = jnp.float32, decay: float = 1.0
         update=lambda r, v, sent, complete: subtract(v, sent),
         residual=lambda r: r,
         owns_momentum=False,
-        conserves=decay == 1,
     )
 
 
@@ -108,7 +106,6 @@ def momentum_correction(
         update=update,
         residual=lambda local: local.residual,
         owns_momentum=True,
-        conserves=True,
         advance=add,
     )
 
@@ -150,7 +147,6 @@ def momentum_at_once(momentum: float, dtype: jax.typing.DTypeLike = jnp.float32)
         update=lambda r, v, sent, complete: r if complete else subtract(v, sent),
         residual=lambda r: r,
         owns_momentum=True,
-        conserves=True,
     )
 
 
@@ -164,7 +160,6 @@ def momentum_only(momentum: float) -> Memory:
         update=lambda u, v, sent, complete: u,
         residual=lambda u: None,
         owns_momentum=True,
-        conserves=False,
     )
 
 

@@ -2,10 +2,10 @@
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jgc.checks.misuse import check_compressor
-from jgc.types import NextPhase, Nodes, Phase, State
+from jgc.types import Nodes, Phase, State
 
 DENSE = "dense"
 """The value of a phase that sends everything uncompressed. Memories get `complete=True` in it."""
@@ -55,17 +55,7 @@ def phase_at(schedule: Sequence[Phase], step: int) -> Phase:
     return schedule[bisect_right([phase.start for phase in schedule], step) - 1]
 
 
-class Phased(Protocol):
-    """Anything with phases: a `Compressor`, a method or a combination."""
-
-    @property
-    def schedule(self) -> tuple[Phase, ...]: ...
-
-    @property
-    def next_phase(self) -> NextPhase | None: ...
-
-
-def phase_after(compressor: Phased, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
+def phase_after(compressor: Any, before: Phase, step: int, state: State, nodes: Nodes) -> Phase:
     """The phase of `step`, given the phase of the step before it and the state after that step.
 
     Example:

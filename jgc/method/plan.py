@@ -174,10 +174,9 @@ def layers_of_leaf(parts: dict[tuple[int, ...], Any], shape: tuple[int, ...]) ->
 
 def part_of(state: State, path: tuple[int, ...]) -> State:
     """The state of a group in a combination's."""
-    shared, local = state
     for i in path:
-        shared, local = shared[i], local[i]
-    return State(shared, local)
+        state = State(state.shared[i], state.local[i])
+    return state
 
 
 def assembled(design: Design, states: Iterator[State]) -> State:

@@ -1,7 +1,6 @@
 """Signatures: the parameters that a compressor's state was made for, and checks against them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,35 +44,28 @@ def check_signature(signature: Signature, at_init: Signature) -> None:
         {path: (shape, dtype) for path, shape, dtype in x.leaves} for x in (signature, at_init)
     )
     for path in (*first, *now):
-        if path not in now:
+        if path not in now or path not in first:
+            has, had, leaves = ("lack", "had", now)
+            if path in now:
+                has, had, leaves = "have", "did not have", first
+            names = ", ".join(leaves) or "no leaves"
             raise ValueError(
-                f"the gradients lack the leaf {path!r} that the parameters had at init: "
-                f"{_names(now)}")
-        if path not in first:
-            raise ValueError(
-                f"the gradients have the leaf {path!r} that the parameters did not have at init: "
-                f"{_names(first)}")
+                f"the gradients {has} the leaf {path!r} that the parameters {had} at init: they "
+                f"have {names}")
         if now[path] != first[path]:
             (shape, dtype), (right_shape, right_dtype) = now[path], first[path]
             cure = "give init what the gradients are taken with respect to"
             if shape and shape[1:] == right_shape:
                 cure = "its first axis seems to be the nodes': call aggregate inside jgc.on_nodes, "
                 cure += "with LOCAL gradients"
-            elif (
-                shape != right_shape
-                and len(shape) == len(right_shape)
-                and not any(np.mod(right_shape, shape))
-            ):
-                cure = (
-                    "if devices of a node divide it, call init with the divided arrays outside "
-                    "jit, where it sees how they are divided"
-                )
+            elif (shape != right_shape and len(shape) == len(right_shape)
+                  and not any(np.mod(right_shape, shape))):  # fmt: skip
+                cure = ("if devices of a node divide it, call init with the divided arrays outside "
+                        "jit, where it sees how they are divided")  # fmt: skip
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
                 f"{right_dtype}{list(right_shape)}: {cure}")
-    raise ValueError(
-        "the leaves of the gradients come in a different order than the parameters at "
-        "init")
+    raise ValueError("the leaves of the gradients come in a different order than at init")
 
 
 def check_state(
@@ -125,7 +117,3 @@ def signed(state: PyTree) -> set[tuple[str, tuple[int, ...], str]]:
     """The leaves of the parameters that a state, or a tree of states, was made for."""
     parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Signature))
     return {leaf for part in parts if isinstance(part, Signature) for leaf in part.leaves}
-
-
-def _names(leaves: dict[str, Any]) -> str:
-    return f"they have {', '.join(leaves)}" if leaves else "they have no leaves"

@@ -25,6 +25,8 @@ from jgc.method.step import Local
 from jgc.nodes.placing import per_node
 from jgc.types import Key, Nodes, PyTree, State
 
+FORMS: Any = {"joined": vector, "leaves": vector, "layers": by_layer}  # by `Method.form`
+
 
 def plan_of(design: Design, params: PyTree, nodes: Nodes, check: bool = True) -> Plan:
     """The plan for parameters, or their shapes; with shardings if devices of a node divide them.
@@ -69,10 +71,9 @@ def of_group(group: Group, key: Key, nodes: Nodes) -> State:
     for i in group.path:
         key = jax.random.fold_in(key, i)
     shared, per_node_state = method.init(key, packing.layers, nodes)
-    memory: Any = ()
+    memory = ()
     if method.form != "leaves":
-        form: Any = by_layer if method.form == "layers" else vector
-        memory = form.first(method.memory, packing, nodes)
+        memory = FORMS[method.form].first(method.memory, packing, nodes)
     local = Local(memory, per_node_state, group.signature)
     return State(shared, jax.tree.map(lambda x: per_node(x, nodes), local))
 

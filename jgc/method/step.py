@@ -5,12 +5,11 @@
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jgc.layout.pack import Layers
 from jgc.layout.vector import Memory
 from jgc.method.signature import Signature
-from jgc.selection.entries import Sparse, SparseSum
 from jgc.types import Array, Key, Message, NextPhase, Nodes, Phase, PyTree, State, Transition
 
 
@@ -38,42 +37,14 @@ class Local(NamedTuple):
     signature: Signature  # of the parameters that it was made for
 
 
-class StepFn(Protocol):
-    """`step(phase, key, v, state, layers, nodes)`: one step of a method, on one node.
-
-    Args:
-      phase: value of the phase.
-      key: the same on all nodes; `comm.node_key` derives a node's key from it.
-      v: f32[n], this node's gradient plus its residual.
-      state: the state before the step: `state.shared`, and `state.local.per_node` of this node.
-      layers: the ranges of v, with names and shapes.
-      nodes: the layout.
-    """
-
-    def __call__(
-        self, phase: Any, key: Key, v: Any, state: State, layers: Layers, nodes: Nodes, /
-    ) -> Step: ...
-
-
-class InitFn(Protocol):
-    """`init(key, layers, nodes) -> (shared, per_node of one node)`: the method's first state."""
-
-    def __call__(self, key: Key, layers: Layers, nodes: Nodes, /) -> tuple[PyTree, PyTree]: ...
-
-
-class MessagesFn(Protocol):
-    """`messages(phase, layers, nodes)`: messages in a step of a phase, or once on entering it."""
-
-    def __call__(self, phase: Any, layers: Layers, nodes: Nodes, /) -> tuple[Message, ...]: ...
-
-
-class FiguresFn(Protocol):
-    """`figures(phase, key, v, g, step, state, layers, nodes)`: a method's diagnostics."""
-
-    def __call__(
-        self, phase: Any, key: Key, v: Array, g: Array, step: Step, state: State, layers: Layers,
-        nodes: Nodes, /,
-    ) -> dict[str, Array]: ...  # fmt: skip
+# (phase, key, v, state, layers, nodes) -> Step, see `jgc.method.from_step`
+StepFn = Callable[[Any, Key, Any, State, Layers, Nodes], Step]
+# (key, layers, nodes) -> (shared, per_node of one node), the method's first state
+InitFn = Callable[[Key, Layers, Nodes], tuple[PyTree, PyTree]]
+# (phase, layers, nodes) -> messages in a step of a phase, or once on entering it
+MessagesFn = Callable[[Any, Layers, Nodes], tuple[Message, ...]]
+# (phase, key, v, g, step, state, layers, nodes) -> a method's diagnostics
+FiguresFn = Callable[[Any, Key, Array, Array, Step, State, Layers, Nodes], dict[str, Array]]
 
 
 class Method(NamedTuple):
@@ -101,9 +72,3 @@ class Method(NamedTuple):
     def owns_momentum(self) -> bool:
         """Whether the memory holds the momentum; the optimiser must then have none."""
         return self.memory.owns_momentum
-
-
-__all__ = [
-    "FiguresFn", "InitFn", "Layers", "Local", "MessagesFn", "Method", "Sparse", "SparseSum", "Step",
-        "StepFn",
-]  # fmt: skip

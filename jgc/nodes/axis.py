@@ -1,8 +1,8 @@
 """Run functions on the node axis, in one of the three layouts of `jgc.nodes.layouts`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import jax
@@ -11,14 +11,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.checks.misuse import check_nodes, path_of
+from jgc.checks.misuse import check_arrays, check_nodes, path_of
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
+    BATCH,
+    SHARED,
     Sharded,
     Stacked,
     axes_of,
-    check_node_axes,
     check_placements,
     map_placed,
     on_node_axis,
@@ -75,8 +76,7 @@ def on_nodes(
         if not all(map(on_node_axis, jax.tree.leaves(outs))):
             raise ValueError(
                 "unroll=True and communicates=False are for functions that do not communicate; "
-                "their outputs are LOCAL, not SHARED"
-            )
+                "their outputs are LOCAL, not SHARED")
         fn = _by_itself(fn, nodes._replace(fast=()) if partitioned else nodes, ins, outs)
     explicit = mesh is not None and AxisType.Explicit in mesh.axis_types
     one_per_device = nodes.layout == "one per device"
@@ -137,6 +137,52 @@ def on_nodes(
             raise ValueError(_not_shared(*differing[:1])) from None
 
     return checked
+
+
+def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
+    """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
+
+    A leaf that is neither an array nor a number is a TypeError. A batch whose arrays [K, b, ...]
+    all have b = 0 is an error, too: the mean loss of no examples is NaN.
+    """
+    # K, but for layouts in which one node stands for all (`comm.local_copies`)
+    count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
+    parts = nodes.size(nodes.fast) if nodes.fast else 1
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    batches = []  # shapes [K, b, ...]
+    each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
+    for (path, x), placement in zip(leaves, each, strict=True):
+        if not (hasattr(x, "dtype") or isinstance(x, Number)):
+            check_arrays(tree, or_numbers=True)  # raises
+        where = getattr(placement, "placement", placement)
+        if where == SHARED:
+            continue
+        shape = getattr(x, "shape", ())
+        if not shape or shape[0] != count:
+            cure = "jgc.node_grads, compressor.init and jgc.init_optax return such arrays"
+            if where == BATCH:
+                cure = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
+                if not shape:
+                    cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
+                cure = f"a batch has leading axes [K, b]: {cure}"
+            raise ValueError(
+                f"{which_leaf(path, name)} has shape {shape}, and its first axis must be the K = "
+                f"{count} nodes; {cure}")
+        if where != BATCH:
+            continue
+        if parts > 1 and (len(shape) < 2 or shape[1] % parts):
+            raise ValueError(
+                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's "
+                f"examples, must be divisible by the node's {parts} devices (random keys, too)")
+        batches += [shape] if len(shape) > 1 else []
+    if batches and not any(shape[1] for shape in batches):
+        raise ValueError(
+            f"{name} has no examples, an array of shape {batches[0]}: give every node one")
+
+
+def which_leaf(path: tuple[Any, ...], name: str) -> str:
+    """A leaf of the tree `name`, for an error."""
+    return f"the leaf {path_of(path)!r} of {name}" if path else name
 
 
 def _on_device(on_node: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool) -> Callable:
@@ -212,24 +258,11 @@ def _partitioned(
     return lambda *args: map_placed(constrained, outs, on_slow(*args))
 
 
-@contextmanager
-def without_others() -> Iterator[None]:
-    """Trace a function that must not communicate. Raise ValueError if it does."""
-    try:
-        with without_collectives():
-            yield
-    except comm.OutsideNodeAxis:
-        raise ValueError(
-            "the function communicates (jgc.comm, a compressor), but each node runs it by itself. "
-            "A loss sees one node's examples, and jgc takes the mean itself: leave it out"
-        ) from None
-
-
 def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable:
     """`fn`, with an error where it communicates, or an output differs between a node's devices."""
 
     def checked(*args):
-        with without_others():
+        with without_collectives():
             if not nodes.fast:
                 return fn(*args)
             traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)

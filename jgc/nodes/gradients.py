@@ -16,14 +16,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jgc import comm
 from jgc.backend import backend_of
 from jgc.checks.misuse import check_loss, check_nodes
+from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
-from jgc.nodes.axis import on_nodes, varying, without_others
+from jgc.nodes.axis import check_node_axes, on_nodes, varying
 from jgc.nodes.placement import (
     BATCH,
     LOCAL,
     SHARED,
     any_divided,
-    check_node_axes,
     locally,
     map_placed,
     on_node_axis,
@@ -161,7 +161,7 @@ def _traced_apart(fn: Callable, shapes: tuple, nodes: Nodes) -> tuple[Any, PyTre
     axes = [(axis, nodes.size([axis])) for axis in (*nodes.slow, *nodes.fast)]
     inside = not jax.sharding.get_abstract_mesh().empty  # jax.set_mesh is in force
     outside = jax.sharding.use_abstract_mesh(AbstractMesh((), ())) if inside else nullcontext()
-    with _named_faults(), without_others(), outside:
+    with _named_faults(), without_collectives(), outside:
         return jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*shapes)
 
 

@@ -8,13 +8,12 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from numbers import Number
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jgc.checks.misuse import check_arrays, leaves_by_path, path_of
+from jgc.checks.misuse import leaves_by_path, path_of
 from jgc.checks.optax_states import check_composition, is_accumulator
 from jgc.types import Nodes, PyTree, State
 
@@ -81,53 +80,6 @@ def check_placements(placements: PyTree) -> None:
         if not is_placement(x) or getattr(x, "placement", x) not in (SHARED, LOCAL, BATCH):
             known = f"jgc.SHARED ({SHARED!r}), jgc.LOCAL ({LOCAL!r}) or jgc.BATCH ({BATCH!r})"
             raise ValueError(f"a placement must be {known}, got {x!r}")
-
-
-def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
-    """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
-
-    A leaf that is neither an array nor a number is a TypeError. A batch whose arrays [K, b, ...]
-    all have b = 0 is an error, too: the mean loss of no examples is NaN.
-    """
-    # K, but for layouts in which one node stands for all (`comm.local_copies`)
-    count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
-    parts = nodes.size(nodes.fast) if nodes.fast else 1
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    batches = []  # shapes [K, b, ...]
-    each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
-    for (path, x), placement in zip(leaves, each, strict=True):
-        if not (hasattr(x, "dtype") or isinstance(x, Number)):
-            check_arrays(tree, or_numbers=True)  # raises
-        if not on_node_axis(placement):
-            continue
-        shape = getattr(x, "shape", ())
-        if not shape or shape[0] != count:
-            cure = "jgc.node_grads, compressor.init and jgc.init_optax return such arrays"
-            if placement == BATCH:
-                cure = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
-                if not shape:
-                    cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
-                cure = f"a batch has leading axes [K, b]: {cure}"
-            raise ValueError(
-                f"{which_leaf(path, name)} has shape {shape}, and its first axis must be the K = "
-                f"{count} nodes; {cure}"
-            )
-        if placement != BATCH:
-            continue
-        if parts > 1 and (len(shape) < 2 or shape[1] % parts):
-            raise ValueError(
-                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's "
-                f"examples, must be divisible by the node's {parts} devices (random keys, too)"
-            )
-        batches += [shape] if len(shape) > 1 else []
-    if batches and not any(shape[1] for shape in batches):
-        empty = f"{name} has no examples, an array of shape {batches[0]}"
-        raise ValueError(f"{empty}: give every node one")
-
-
-def which_leaf(path: tuple[Any, ...], name: str) -> str:
-    """A leaf of the tree `name`, for an error."""
-    return f"the leaf {path_of(path)!r} of {name}" if path else name
 
 
 def spec(placement: Placement, nodes: Nodes) -> P:

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 from jgc.checks.misuse import check_nodes, is_key
-from jgc.nodes.placement import BATCH, LOCAL, check_node_axes, check_placements, is_placement, spec
+from jgc.nodes.axis import check_node_axes
+from jgc.nodes.placement import BATCH, LOCAL, check_placements, is_placement, spec
 from jgc.types import Array, Nodes, PyTree
 
 

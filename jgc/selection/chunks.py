@@ -102,12 +102,7 @@ def cut_in_chunks(layers: Layers, alpha: float, min_values: int = 1, chunk: int 
 def largest_in_chunks(v: Array, layers: Layers, chunks: Chunks) -> Array:
     """Positions of the largest magnitudes of every chunk, ascending, i32[mu].
 
-    Ties go to the lower position.
-
-    Args:
-      v: f32[n].
-      layers: ranges of v, one after the other.
-      chunks: of these layers; mu is the sum of their counts.
+    Ties go to the lower position; mu is the sum of the chunks' counts.
 
     Example:
       >>> from jgc.layout.pack import Layer

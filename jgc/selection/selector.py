@@ -1,9 +1,7 @@
 """How a node selects values, the k largest of each layer or of every chunk, and codes positions."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jgc.layout.pack import Layers, values_of
@@ -83,18 +81,12 @@ class Selector(NamedTuple):
 def make_selector(
     alpha: float, min_values: int = 1, selection: SelectBy = "layer", chunk: int = CHUNK
 ) -> Selector:
-    """The selector of a share alpha of each layer, at least `min_values`.
-
-    Args:
-      alpha: share of the values, in (0, 1].
-      min_values: least number of values of each layer.
-      selection: "layer": the largest of each layer, exactly; "chunks": of every chunk of a layer.
-      chunk: values of a chunk.
+    """The selector of a share alpha of each layer, or of every chunk of `chunk` values of a layer.
 
     Raises:
-      ValueError: alpha outside (0, 1], min_values below 1, an unknown selection; for chunks, a
-        length that is not a power of two from 16 to 65,536, or alpha below one value of a chunk; a
-        chunk without selection="chunks".
+      ValueError: alpha outside (0, 1], min_values below 1; for chunks, a length that is not a power
+        of two from 16 to 65,536, or alpha below one value of a chunk; a chunk without
+        selection="chunks".
 
     Example:
       >>> from jgc.layout.pack import Layer
@@ -103,9 +95,8 @@ def make_selector(
       (128, 16)
     """
     check_alpha(alpha)
-    check_min_values(min_values)
-    if selection not in get_args(SelectBy):
-        raise ValueError(f"selection must be 'layer' or 'chunks', got {selection!r}")
+    if min_values < 1:
+        raise ValueError(f"min_values must be at least 1, got {min_values}")
     if selection == "chunks":
         check_chunk(alpha, chunk)
         return Selector(alpha, min_values, chunk)
@@ -120,29 +111,6 @@ def check_alpha(alpha: float) -> None:
         raise ValueError(f"alpha must be in (0, 1] (0.001 sends 0.1 % of the values), got {alpha}")
 
 
-def check_min_values(min_values: int) -> None:
-    """Raise ValueError unless min_values is at least 1."""
-    if min_values < 1:
-        raise ValueError(f"min_values must be at least 1, got {min_values}")
-
-
 def layer_means(x: Array, counts: tuple[int, ...]) -> Array:
     """Mean of each layer's selected values x f32[mu], f32[layers]."""
     return range_sums(x, counts) / np.array(counts, np.float32)
-
-
-def layer_starts(layers: Layers, counts: tuple[int, ...]) -> np.ndarray:
-    """The start of the layer that each selected value belongs to, i32[mu]."""
-    return np.repeat(np.array([layer.start for layer in layers], np.int32), counts)
-
-
-def position_bytes(selector: Selector, layers: Layers) -> float:
-    """Bytes of the packed positions of one node.
-
-    Example:
-      >>> from jgc.layout.pack import Layer
-      >>> position_bytes(make_selector(1 / 64), (Layer("a", 0, 4096, (64, 64)),))
-      64.0
-    """
-    positions = jax.ShapeDtypeStruct((sum(selector.counts(layers)),), jnp.int32)
-    return 4.0 * jax.eval_shape(lambda p: selector.pack(p, layers), positions).size

@@ -32,36 +32,12 @@ from jgc.types import Array
 SHORT = 10_000  # values that `lax.top_k` sorts faster, by `python -m experiments select`
 
 
-def largest_positions(values: Array, k: int) -> Array:
-    """Positions of the k entries of largest magnitude, ascending, i32[k]; ties to the lower.
-
-    NaN counts as larger than infinity; 0.0 and -0.0 are equal.
-
-    Args:
-      values: f32[n], n < 2^31.
-      k: how many, static, 0 <= k <= n.
-
-    Raises:
-      ValueError: k is not between 0 and n.
-
-    Example:
-      >>> largest_positions(jnp.array([1.0, -3.0, 0.0, 3.0, 3.0]), 2)
-      Array([1, 3], dtype=int32)
-    """
-    return largest_in_ranges(values, [Range(0, values.size, k)])
-
-
 def largest_in_ranges(values: Array, ranges: Sequence[Range], blocks: bool = False) -> Array:
-    """`largest_positions` of every range of a vector; many ranges compile as fast as one.
+    """Positions of the k entries of largest magnitude of each range of a vector f32[n].
 
-    Args:
-      values: f32[n].
-      ranges: static, of any sizes.
-      blocks: on CPU do not sort short ranges either: faster where k is a large part of them.
-
-    Returns:
-      i32[mu], positions in `values`, ascending within each range, one range after the other; mu is
-      the sum of all k.
+    They ascend in each range, range after range, i32[mu]; ties go to the lower position. NaN counts
+    as larger than infinity; 0.0 and -0.0 are equal. Many ranges compile as fast as one. With
+    `blocks`, short ranges are not sorted on CPU either: faster where k is a large part of them.
 
     Raises:
       ValueError: a k is not between 0 and its range's size, or a range is not within the values.

@@ -103,10 +103,7 @@ def block_for(sizes: np.ndarray, counts: np.ndarray) -> int:
 def largest_on_gpu(values: Array, ranges: Sequence[Range], b: int | None = None) -> Array:
     """Positions of the k entries of largest magnitude of each range, range after range, i32[mu].
 
-    Args:
-      values: f32[n].
-      ranges: static.
-      b: block length; 1 for a single search. Default: `block_for`.
+    b is the length of a block, 1 for a single search; by default that of `block_for`.
     """
     used = [x for x in ranges if x.k]
     if not used:

@@ -134,24 +134,18 @@ def _spread(of_group: Array, blocks: int) -> Array:
     return wide.reshape(*of_group.shape[:-1], -1)[..., :blocks]
 
 
-def _write_e8m0(exponent: Array) -> Payload:
-    return {"scales": (exponent + 127).astype(jnp.uint8)}
-
-
-def _read_e8m0(payload: Payload) -> list[Array]:
-    """2 X of every block."""
-    return [power_of_two(payload["scales"].astype(jnp.int32) - 126)]
-
-
-def _write_two_levels(s: Array, of_group: Array) -> Payload:
-    return {"scales": codes_of(s, E4M3).astype(jnp.uint8), "group_scales": of_group}
-
-
 def _read_two_levels(payload: Payload) -> list[Array]:
     """2 s S of every block."""
     s = values_of_codes(payload["scales"].astype(jnp.uint32), E4M3)
     return [2 * s * _spread(payload["group_scales"], s.shape[-1])]
 
 
-_E8M0 = ScaleCode(_write_e8m0, _read_e8m0)
-_TWO_LEVELS = ScaleCode(_write_two_levels, _read_two_levels)
+_E8M0 = ScaleCode(
+    write=lambda exponent: {"scales": (exponent + 127).astype(jnp.uint8)},
+    read=lambda payload: [power_of_two(payload["scales"].astype(jnp.int32) - 126)],  # 2 X
+)
+_TWO_LEVELS = ScaleCode(
+    write=lambda s, of_group: {
+        "scales": codes_of(s, E4M3).astype(jnp.uint8), "group_scales": of_group},
+    read=_read_two_levels,
+)

@@ -26,15 +26,6 @@ def to_fixed(x: Array, dtype: str, nodes: int) -> Array:
     return jnp.clip(jnp.round(x * units(dtype)), -largest, largest).astype(dtype)
 
 
-def check_room(setting: str, dtype: str, count: int, what: str, cure: str) -> None:
-    """Raise ValueError if the sum over `count` nodes leaves each of them less than two units. The
-    message has {:.2g} in `what`, a node's room, and `cure`, a value of the setting with room."""
-    most = largest_summand(dtype, count) / units(dtype)
-    if most < 2:
-        raise ValueError(f"{setting}={dtype!r} leaves each of {count} nodes {what.format(most)}: "
-                         f"use {setting}={cure!r}")  # fmt: skip
-
-
 def largest_summand(dtype: str, count: int) -> float:
     """The largest f32 such that the sum of `count` copies fits an integer dtype.
 

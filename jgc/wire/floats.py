@@ -29,13 +29,10 @@ def power_of_two(exponent: Array) -> Array:
 
 
 def round_to(x: Array, dtype: DTypeLike, noise: Array | float | None = None) -> Array:
-    """x f32 rounded to values of a narrower float dtype, in f32; clipped to the dtype's range.
+    """Finite x f32 rounded to values of a narrower float dtype, in f32; clipped to its range.
 
-    Args:
-      x: finite.
-      dtype: such as bfloat16, float8_e4m3fn or float4_e2m1fn.
-      noise: None for the nearest value, ties to even; or random numbers in [0, 1) of x's shape, to
-        round up or down so that x is the mean, where x is within the range.
+    To the nearest, ties to even; or up or down by `noise`, random numbers in [0, 1) of x's shape,
+    so that x is the mean where it is within the range.
 
     Example:
       >>> round_to(jnp.array([0.3, 2.5, -5.1, 100.0]), jnp.float4_e2m1fn).tolist()
@@ -56,9 +53,7 @@ def round_to(x: Array, dtype: DTypeLike, noise: Array | float | None = None) -> 
 def codes_of(x: Array, dtype: DTypeLike) -> Array:
     """The bits of values of a float dtype of 4 or 8 bits: sign, exponent, mantissa; u32.
 
-    Args:
-      x: f32, finite values of the dtype (`round_to`).
-      dtype: such as float4_e2m1fn, float8_e4m3fn, float8_e5m2.
+    x is f32, finite values of the dtype (`round_to`).
 
     Example:
       >>> codes_of(jnp.array([0.5, 6.0, -0.0]), jnp.float4_e2m1fn).tolist()

@@ -21,7 +21,7 @@ dominate the payload). Least squares instead of means, for 2 bits and more, is o
 Lloyd 1982; SparseLoCo (Sarfi et al. 2025) has one of bins of equal width.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,13 +40,6 @@ ValueCode = Literal[
 ]  # fmt: skip
 CODEBOOK = "2bit-codebook"
 LLOYD = 4  # iterations; the error then falls by less than 1 % with each
-
-
-def check_value_code(code: str) -> None:
-    """Raise ValueError unless `code` is one of `ValueCode`."""
-    if code not in get_args(ValueCode):
-        raise ValueError(
-            f"value_code must be one of {', '.join(get_args(ValueCode))}, got {code!r}")
 
 
 def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[str, Array]:
@@ -77,20 +70,6 @@ def encode_values(code: ValueCode, x: Array, counts: tuple[int, ...]) -> dict[st
     codes = level + jnp.where(x < 0, jnp.uint32(levels), jnp.uint32(0))
     scales = jnp.minimum(largest * fit, jnp.finfo(jnp.float32).max)
     return {"values": pack_bits(codes, bits), "scales": scales}
-
-
-def bytes_per_value(code: ValueCode) -> float:
-    """Bytes per value, without scales and padding.
-
-    Example:
-      >>> bytes_per_value("bfloat16"), bytes_per_value("4bit")
-      (2.0, 0.5)
-    """
-    if code in BLOCK_FORMATS:
-        return in_blocks(code).bits / 8
-    if code == CODEBOOK:
-        return 2 / 8
-    return int(code[:-3]) / 8 if code.endswith("bit") else float(jnp.dtype(code).itemsize)
 
 
 def decode_values(code: ValueCode, payload: dict[str, Array], counts: tuple[int, ...]) -> Array:

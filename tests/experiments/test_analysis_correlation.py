@@ -7,7 +7,7 @@ import pytest
 from tiny import tiny_conv_model
 
 from experiments.analysis import correlation, mean_gradients
-from experiments.analysis.correlation import basis, dimension, lost, pca, shares, size, sizes, slices, two_axes
+from experiments.analysis.correlation import basis, dimensions, lost, pca, shares, size, sizes, slices, two_axes
 from experiments.analysis.correlation_age import CURVES, Ageing, ageing, losses_by_age
 from experiments.analysis.correlation_conclusions import on_age
 from experiments.analysis.correlation_page import measure, write
@@ -41,7 +41,7 @@ def _recording(flat: np.ndarray) -> MeanGradients:
 def test_rank_two_needs_two_axes():
     rng = np.random.default_rng(0)
     points = rng.standard_normal((S, 2)) @ rng.standard_normal((2, 3)) + 5
-    assert dimension(pca(points).variances, 1e-9) == 2
+    assert dimensions(pca(points).variances[None], 1e-9) == 2
     held = shares(points)
     assert held[:2].sum() == pytest.approx(1) and held[2] < 1e-12
     assert shares(np.ones((S, 3))).tolist() == [0, 0, 0]
@@ -58,7 +58,7 @@ def test_axes_are_orthonormal_and_complete():
 
 @pytest.mark.parametrize("loss, d", [(0.0, 4), (0.09, 3), (0.11, 2), (0.4, 1), (0.99, 1)])
 def test_dimension_is_smallest_allowed(loss, d):
-    assert dimension(np.array([6.0, 3.0, 0.9, 0.1]), loss) == d
+    assert dimensions(np.array([[6.0, 3.0, 0.9, 0.1]]), loss) == d
 
 
 def test_constant_samples_have_one_axis():

@@ -100,7 +100,7 @@ def test_training_step_descends_weighted_loss(different):
     weights, x, innovations = different
     sgd = optax.sgd(0.01)
     start = ae.Trained(weights, sgd.init(weights))
-    step = jax.jit(lambda t, a, b: ae.train(t, sgd, x, innovations, jnp.int32(1), a, b))
+    step = jax.jit(lambda t, a, b: ae.train(t, sgd, lambda w: ae.losses(w, x, innovations, jnp.int32(1)), a, b))
 
     def move(a, b):
         return jax.tree.map(lambda new, old: new - old, step(start, a, b)[0].weights, weights)
@@ -138,7 +138,8 @@ def test_autoencoder_learns_values_common_to_nodes(paper_filters):
     @jax.jit
     def step(trained, i):
         key = jax.random.fold_in(jax.random.key(1), i)
-        return ae.train(trained, adam, stream(key), jnp.zeros((K, m)), i % K, 1.0, 0.5)[0]
+        z, innovations = stream(key), jnp.zeros((K, m))
+        return ae.train(trained, adam, lambda w: ae.losses(w, z, innovations, i % K), 1.0, 0.5)[0]
 
     fresh = first_weights()
     trained = ae.Trained(fresh, adam.init(fresh))  # weights do not depend on m

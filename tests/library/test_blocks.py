@@ -222,12 +222,12 @@ def test_nodes_agree_on_scales_of_rotated_values():
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: cast(format="mxfp6"), "format must be one of bfloat16, .*nvfp4, got 'mxfp6'"),
-    (lambda: cast(format="mxfp4", rounding="up"), "rounding must be 'nearest' or 'stochastic', got 'up'"),
+    (lambda: cast(format="mxfp6"), "format must be one of 'bfloat16', .*'nvfp4', got 'mxfp6'"),
+    (lambda: cast(format="mxfp4", rounding="up"), "rounding must be one of 'nearest', 'stochastic', got 'up'"),
     (lambda: cast(format="mxfp4", scaled=False), "scaled=False does nothing with format 'mxfp4'"),
     (lambda: cast(format="mxfp4", hadamard=48), "hadamard must be a power of two, 2 to 65536, or 0 for none, got 48"),
     (lambda: qsgd(bucket=100, hadamard=64), "hadamard must divide the 100 values of a scale .*, got 64"),
-    (lambda: topk(value_code="mxfp6"), "value_code must be one of .*mxfp4, nvfp4, got 'mxfp6'"),
+    (lambda: topk(value_code="mxfp6"), "value_code must be one of .*'mxfp4', 'nvfp4', got 'mxfp6'"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_have_one_line(make, message):
     with pytest.raises(ValueError, match=f"^{message}"):

@@ -10,11 +10,12 @@ from contract import nodes_of, same_bits
 
 import jgc
 from jgc.compress import compose, compose_phases
-from jgc.compress.dense import dense_exchange, identity
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.dense import identity
+from jgc.compress.sparse.topk import selected
 from jgc.method.exchange import all_reduce, gather, nowhere, server
 from jgc.method.memory import error_feedback, no_memory
 from jgc.method.phases import single
+from jgc.selection.selector import make_selector
 from jgc.types import State
 
 NODES = "1 device"
@@ -36,8 +37,8 @@ def _gradients(*shape: int):
 def test_all_reduce_of_nonlinear_code_is_an_error_when_built(algorithm):
     message = f"all-reduce by {algorithm} adds payloads up, and the code 'top-k' is not linear"
     with pytest.raises(ValueError, match=message):
-        compose(top_k(0.1), error_feedback(), all_reduce(algorithm))
-    stages = {"dense": (identity(), all_reduce()), "compressed": (top_k(0.1), all_reduce(algorithm))}
+        compose(selected(make_selector(0.1)), error_feedback(), all_reduce(algorithm))
+    stages = {"dense": (identity(), all_reduce()), "compressed": (selected(make_selector(0.1)), all_reduce(algorithm))}
     with pytest.raises(ValueError, match=message):
         compose_phases(stages, error_feedback(), single("compressed"))
 
@@ -45,7 +46,7 @@ def test_all_reduce_of_nonlinear_code_is_an_error_when_built(algorithm):
 @pytest.mark.parametrize("exchange", [gather(), server()], ids=lambda e: e.name)
 def test_any_code_can_be_gathered(exchange):
     grads = _gradients(4, 5)
-    aggregated, _, info = _aggregate(compose(top_k(1.0), no_memory(), exchange), grads)
+    aggregated, _, info = _aggregate(compose(selected(make_selector(1.0)), no_memory(), exchange), grads)
     assert np.array_equal(aggregated, grads.mean(0))
     assert np.array_equal(info.elements_sent, [20] * 8)
 
@@ -81,7 +82,7 @@ def test_each_node_encodes_with_own_key():
 
 
 def test_unsent_gradients_stay_in_residual():
-    codec = top_k(0.5)
+    codec = selected(make_selector(0.5))
     aggregated, state, _ = _aggregate(compose(codec, error_feedback(), nowhere()), _gradients(2, 4))
     assert not np.any(aggregated)
     assert np.count_nonzero(state.local.memory) <= 8 * 4
@@ -125,11 +126,6 @@ def test_messages_of_a_server_and_of_a_gather():
     }
     wire = compose(identity(), no_memory(), server()).wire("dense", params, nodes)
     assert [tuple(m) for m in wire.logical] == [("worker", "up", "dense", 2400), ("worker", "down", "dense", 2400)]
-
-
-def test_unknown_algorithm_is_named():
-    with pytest.raises(ValueError, match="algorithm must be 'psum', 'ring' or 'server', got 'tree'"):
-        dense_exchange("tree")
 
 
 def test_skipped_step_does_not_update_memory():

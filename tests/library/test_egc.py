@@ -240,7 +240,7 @@ def test_equal_values_send_one():
     ({"measure_every": 1.5}, "measure_every must be a whole number, got 1.5"),
     ({"measure_every": 2**31}, "measure_every must be at least 1 step, and below 2..31, got 2147483648"),
     ({"min_values": 2.5}, "min_values must be a whole number, got 2.5"),
-    ({"value_code": "8bit"}, "value_code must be float32, float16 or bfloat16, got '8bit'"),
+    ({"value_code": "8bit"}, "value_code must be one of 'float32', 'float16', 'bfloat16', got '8bit'"),
 ])  # fmt: skip
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -298,7 +298,7 @@ def test_optimiser_owns_momentum():
 
 @pytest.mark.parametrize("bad, words", [({"rank": 0}, "rank must be at least 1, got 0"),
                                         ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
-                                        ({"algorithm": "tree"}, "must be 'psum' or 'ring', got 'tree'")])  # fmt: skip
+                                        ({"algorithm": "tree"}, "one of 'psum', 'ring', got 'tree'")])  # fmt: skip
 def test_bad_settings_are_refused(bad, words):
     with pytest.raises(ValueError, match=words):
         powersgd(**bad)

@@ -35,7 +35,6 @@ BAD = {
     "decoder": ("relu", "leaky_relu"),  # the latter is the paper's, with its feedback
     "strategy": ("linear",),
     "value_code": ("3bit", "float64"),
-    "scope": ("tree",),
     "clip_norm": (-1.0, NAN),
     "beta": (0.0, 1.5, NAN),
     "threshold": (-0.1, NAN),

@@ -13,7 +13,6 @@ from jgc.selection.top_k import (
     largest_by_sorting,
     largest_in_ranges,
     largest_plain,
-    largest_positions,
 )
 from jgc.selection.top_k_cpu import block_of, largest_by_blocks
 from jgc.selection.top_k_gpu import largest_on_gpu
@@ -127,7 +126,7 @@ def test_blocks_are_as_many_as_the_values_taken_at_least():
 @pytest.mark.parametrize("k", [-1, 4])
 def test_bad_k_is_named(k):
     with pytest.raises(ValueError, match=f"k must be between 0 and 3, the number of values, got {k}"):
-        largest_positions(jnp.zeros(3), k)
+        largest_in_ranges(jnp.zeros(3), [Range(0, 3, k)])
 
 
 def test_bad_range_is_named():

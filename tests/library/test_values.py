@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jgc import compress
-from jgc.compress.sparse.topk import top_k
+from jgc.compress.sparse.topk import selected
 from jgc.layout.pack import whole
 from jgc.method.exchange import payload_sizes
 from jgc.nodes.layouts import make_nodes
+from jgc.selection.selector import make_selector
 from jgc.wire.values import ValueCode, decode_values, encode_values
 
 CODES = get_args(ValueCode)
@@ -85,7 +86,7 @@ def test_zeros_and_empty_vectors_roundtrip(code):
     ("2bit-codebook", 256, 16), ("mxfp8_e4m3", 1024, 32), ("mxfp4", 512, 32), ("nvfp4", 512, 63),
 ])  # fmt: skip
 def test_values_cost_their_width(code, values, scales):
-    sizes = payload_sizes(top_k(0.01, value_code=code), (whole(100_000),))
+    sizes = payload_sizes(selected(make_selector(0.01), code), (whole(100_000),))
     assert (sizes["values"], sizes.get("scales", 0)) == (values, scales)
     assert 8 * sizes["positions"] / 1000 < 8.1 + 1  # log2(100) + 2 bits at most, in whole words
 
@@ -111,7 +112,7 @@ def test_codebook_has_two_magnitudes_where_none_is_small():
 
 
 def test_unknown_value_code_is_named():
-    with pytest.raises(ValueError, match=r"value_code must be one of float32, .*codebook, .*nvfp4, got '3bit'"):
+    with pytest.raises(ValueError, match=r"value_code must be one of 'float32', .*codebook', .*'nvfp4', got '3bit'"):
         compress.topk(value_code="3bit")
 
 

@@ -149,7 +149,7 @@ def terms(nodes: int, m: int) -> tuple[float, float]:
     return float(nodes * m), float(nodes * (nodes - 1) * m // STRIDE * CHANNELS)
 
 
-def descend(
+def train(
     trained: Trained, optimiser: "optax.GradientTransformation",
     losses_of: Callable[[Any], Losses], reconstruction: float, similarity: float,
 ) -> tuple[Trained, Losses]:  # fmt: skip
@@ -165,24 +165,3 @@ def descend(
     with jax.numpy_dtype_promotion("standard"):
         updates, optimiser_state = optimiser.update(gradient, trained.optimiser, trained.weights)
     return Trained(optax.apply_updates(trained.weights, updates), optimiser_state), parts
-
-
-def train(
-    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, innovations: Array,
-    chosen: Array, reconstruction: float, similarity: float,
-) -> tuple[Trained, Losses]:  # fmt: skip
-    """One optimiser step with a decoder per node; arguments as in `losses` and `descend`."""
-
-    def losses_of(weights):
-        return losses(weights, x, innovations, chosen)
-
-    return descend(trained, optimiser, losses_of, reconstruction, similarity)
-
-
-def train_mean(
-    trained: Trained, optimiser: "optax.GradientTransformation", x: Array, linear: bool,
-    weight: float,
-) -> tuple[Trained, Losses]:  # fmt: skip
-    """One optimiser step with one decoder for the mean; arguments as in `mean_losses`."""
-    return descend(
-        trained, optimiser, lambda weights: mean_losses(weights, x, linear), weight, 0.0)

@@ -58,13 +58,6 @@ def _selected(selection: Selection) -> Layers:
     return tuple(Layer(layer.name, int(start), count, (count,)) for layer, start, count in rows)
 
 
-def signs_of(config: Lgc, x: Array) -> Array:
-    """+1 or -1 for every value; all +1 without `fold_signs`."""
-    if not config.fold_signs:
-        return jnp.ones_like(x)
-    return jnp.where(x < 0, jnp.float32(-1), jnp.float32(1))
-
-
 def scales_of(config: Lgc, x: Array, selection: Selection) -> Array:
     """Mean magnitude of each layer's values, f32[L]; all 1 if `scale` is "none"."""
     if config.scale == "none":
@@ -102,14 +95,18 @@ def choose_innovations(config: LgcPs, x: Array, view: View, selection: Selection
     return largest_in_rows((x - explained)[None], count)[0]
 
 
-def server_views(config: Lgc, x: Array, leader: Array, selection: Selection) -> View:
-    """All nodes' views of their values x f32[K, mu], for a server that has the values."""
-    signs = signs_of(config, x)
+def server_views(
+    config: Lgc, x: Array, leader: Array, selection: Selection
+) -> tuple[View, Array]:
+    """All nodes' views of their values x f32[K, mu], and z f32[K, m], on a node that has all x."""
+    signs = jnp.where((x < 0) & config.fold_signs, jnp.float32(-1), jnp.float32(1))
     scales = jax.vmap(lambda x: scales_of(config, x, selection))(x)
     if config.positions == "leader":
         signs = jnp.broadcast_to(signs[leader], signs.shape)
         scales = jnp.broadcast_to(scales[leader], scales.shape)
-    return View(signs, jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs), scales)
+    means = jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs)
+    views = View(signs, means, scales)
+    return views, jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
 
 
 def header_of(config: Lgc, x: Array, positions: Array, selection: Selection) -> dict[str, Array]:

@@ -1,5 +1,6 @@
 """Shared by both variants of LGC: three phases, memory, accounting; symbols as in `server`."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
@@ -11,13 +12,16 @@ from jgc.compress.lgc.settings import COMPRESSED, TOP_K, Lgc
 from jgc.compress.settings import memory_of, selector_of
 from jgc.method import dense_step, from_step, phases
 from jgc.method.exchange import broadcast_top_positions
-from jgc.types import Array, Compressor, Nodes
+from jgc.types import Array, Compressor, Message, Nodes
 
 if TYPE_CHECKING:
     import optax
 
     from jgc.compress.lgc.ring import Ring
     from jgc.compress.lgc.server import ParameterServer
+
+
+MessagesOf = Callable[[str, Selection, Nodes], tuple[Message, ...]]  # of a phase
 
 
 class Shared(NamedTuple):
@@ -35,9 +39,11 @@ def make_optimiser(config: Lgc) -> "optax.GradientTransformation":
     return make(config.autoencoder_learning_rate)
 
 
-def lgc(config: Lgc, variant: "ParameterServer | Ring") -> Compressor:
-    """The three-phase method of a variant: its weights, steps, messages and diagnostics."""
-    selector = selector_of(config, config.alpha, config.min_values)
+def lgc(
+    config: Lgc, variant: "ParameterServer | Ring", messages: MessagesOf, sent_once: MessagesOf
+) -> Compressor:
+    """The three-phase method of a variant's weights, steps and diagnostics, and its messages."""
+    selector = selector_of(config, config.alpha)
 
     def init(key, layers, nodes):
         weights = variant.weights(key, select_layers(selector, layers), nodes)
@@ -66,12 +72,12 @@ def lgc(config: Lgc, variant: "ParameterServer | Ring") -> Compressor:
         (phases.DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))
     return from_step(
         step, init=init, figures=figures, memory=memory_of(config), schedule=schedule,
-        messages=of_layers(variant.messages), sent_once=of_layers(variant.sent_once))
+        messages=of_layers(messages), sent_once=of_layers(sent_once))
 
 
 def values_at_leaders(
     v: Array, leader: Array, selection: Selection, nodes: Nodes
 ) -> tuple[Array, Array]:
     """Broadcast the leader's positions i32[mu] and gather all nodes' values there, f32[K, mu]."""
-    positions, _ = broadcast_top_positions(v, leader, selection.layers, selection.selector, nodes)
+    positions = broadcast_top_positions(v, leader, selection.layers, selection.selector, nodes)
     return positions, comm.all_gather(v[positions], nodes, "values")

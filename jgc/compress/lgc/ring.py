@@ -45,8 +45,8 @@ from jgc.method.diagnose import cosine, relative_error
 from jgc.method.from_step import Step
 from jgc.selection.entries import Sparse, SparseSum, scatter
 from jgc.selection.selector import layer_means
-from jgc.types import Array, Compressor, Key, Message, Nodes
-from jgc.wire.fixed_point import check_room, to_fixed, units
+from jgc.types import Array, Compressor, Key, Nodes
+from jgc.wire.fixed_point import largest_summand, to_fixed, units
 
 if TYPE_CHECKING:
     import optax
@@ -69,7 +69,8 @@ def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     """
     config = settings_of(LgcRing, config, overrides)
     check_ring(config)
-    return lgc(config, Ring(config, make_optimiser(config)))
+    variant = Ring(config, make_optimiser(config))
+    return lgc(config, variant, partial(sizes.ring, config), partial(sizes.ring_sent_once, config))
 
 
 def draw_leader(key: Key, nodes: Nodes) -> Array:
@@ -114,8 +115,10 @@ class Ring(NamedTuple):
         leader = draw_leader(key, nodes)
         positions, x = values_at_leaders(v, leader, selection, nodes)
         weight = float(ae.padded(selection.mu)) if self.config.autoencoder_loss == "sum" else 1.0
-        z = self.training_input(x, leader, selection)
-        trained = ae.train_mean(shared.autoencoder, self.optimiser, z, self.linear, weight)[0]
+        _, z = normalise.server_views(self.config, x, leader, selection)
+        trained, _ = ae.train(
+            shared.autoencoder, self.optimiser,
+            lambda weights: ae.mean_losses(weights, z, self.linear), weight, 0.0)
         return Step(
             mean=SparseSum(Sparse(positions, jnp.sum(x, axis=0) / nodes.count), selection.counts),
             sent=Sparse(positions, v[positions]),
@@ -131,19 +134,16 @@ class Ring(NamedTuple):
             mean=SparseSum(Sparse(coded.positions, coded.mean), selection.counts),
             sent=Sparse(coded.positions, sent), shared=shared, elements=selection.mu)
 
-    def training_input(self, x: Array, leader: Array, selection: Selection) -> Array:
-        """All nodes' z f32[K, m] of their values x f32[K, mu]."""
-        views = normalise.server_views(self.config, x, leader, selection)
-        return jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
-
     def send(
         self, v: Array, key: Key, weights: ae.Pair, selection: Selection, nodes: Nodes
     ) -> Coded:
         """Broadcast the leader's header; average codes and layer means of all nodes; decode."""
         config = self.config
-        if config.code_dtype == "int16":
-            left = "codes up to {:.2g} times a layer's scale"
-            check_room("code_dtype", "int16", nodes.count, left, "int32")
+        most = largest_summand("int16", nodes.count) / units("int16")
+        if config.code_dtype == "int16" and most < 2:
+            raise ValueError(
+                f"code_dtype='int16' leaves each of {nodes.count} nodes codes up to {most:.2g} "
+                "times a layer's scale: use code_dtype='int32'")
         header = self.header(v, draw_leader(key, nodes), selection, nodes)
         encode = partial(self.encode, selection, nodes.count)
         decode = partial(self.decode, selection)
@@ -199,19 +199,13 @@ class Ring(NamedTuple):
         """Layer means f32[L] from their shares of the scales; zeros if means are not sent."""
         return scales * shares if self.config.send_means else jnp.zeros_like(scales)
 
-    def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        return sizes.ring(self.config, phase, selection, nodes)
-
-    def sent_once(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        return sizes.ring_sent_once(self.config, phase, selection, nodes)
-
     def training_figures(
         self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
     ) -> dict[str, Array]:
         """The autoencoder's loss (11) on this step's values, before it trains on them."""
         leader = draw_leader(key, nodes)
         _, x = values_at_leaders(v, leader, selection, nodes)
-        z = self.training_input(x, leader, selection)
+        _, z = normalise.server_views(self.config, x, leader, selection)
         losses = ae.mean_losses(shared.autoencoder.weights, z, self.linear)
         return {"autoencoder_reconstruction": losses.reconstruction}
 

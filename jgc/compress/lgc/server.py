@@ -58,13 +58,13 @@ import jax.numpy as jnp
 
 from jgc import comm
 from jgc.compress.lgc import autoencoder as ae, bytes as sizes, messages as server
-from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views, to_z
+from jgc.compress.lgc.normalise import Selection, choose_innovations, server_views
 from jgc.compress.lgc.phases import Shared, lgc, make_optimiser, values_at_leaders
 from jgc.compress.lgc.settings import PAPER_RECIPE, LgcPs, check
 from jgc.compress.registry import FIRST_DENSE_LAST_TOP_K, Entry, settings_of
 from jgc.method.from_step import Step
 from jgc.selection.entries import Sparse, SparseSum, replaced
-from jgc.types import Array, Compressor, Key, Message, Nodes
+from jgc.types import Array, Compressor, Key, Nodes
 
 if TYPE_CHECKING:
     import optax
@@ -93,8 +93,10 @@ class ParameterServer(NamedTuple):
         is_sum, m = config.autoencoder_loss == "sum", ae.padded(selection.mu)
         reconstruction, similarity = ae.terms(nodes.count, m) if is_sum else (1.0, 1.0)
         inputs = training_input(config, x, leader, selection)
-        trained, _ = ae.train(shared.autoencoder, self.optimiser, *inputs, leader, reconstruction,
-                              config.lambda_similarity * similarity)  # fmt: skip
+        trained, _ = ae.train(
+            shared.autoencoder, self.optimiser,
+            lambda weights: ae.losses(weights, *inputs, leader),
+            reconstruction, config.lambda_similarity * similarity)
         return Step(
             mean=SparseSum(Sparse(every, x / nodes.count), selection.counts),
             sent=Sparse(positions, v[positions]),
@@ -130,12 +132,6 @@ class ParameterServer(NamedTuple):
         every = comm.all_gather_dict({"positions": packed, "values": v[positions]}, nodes)
         return positions, unpack(every["positions"]), every["values"]
 
-    def messages(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        return sizes.server(self.config, phase, selection, nodes)
-
-    def sent_once(self, phase: str, selection: Selection, nodes: Nodes) -> tuple[Message, ...]:
-        return sizes.server_sent_once(self.config, phase, selection, nodes)
-
     def training_figures(
         self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes
     ) -> dict[str, Array]:
@@ -159,8 +155,7 @@ def training_input(
     config: LgcPs, x: Array, leader: Array, selection: Selection
 ) -> tuple[Array, Array]:
     """z of all nodes' values x f32[K, mu] and their innovations, each f32[K, m]."""
-    views = server_views(config, x, leader, selection)
-    z = jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
+    views, z = server_views(config, x, leader, selection)
     picked = jax.vmap(lambda x, view: choose_innovations(config, x, view, selection))(x, views)
     return z, jax.vmap(lambda z, i: replaced(jnp.zeros_like(z), i, z[i]))(z, picked)
 
@@ -180,7 +175,9 @@ def lgc_ps(config: LgcPs | None = None, **overrides) -> Compressor:
     """
     config = settings_of(LgcPs, config, overrides)
     check(config)
-    return lgc(config, ParameterServer(config, make_optimiser(config)))
+    variant = ParameterServer(config, make_optimiser(config))
+    return lgc(
+        config, variant, partial(sizes.server, config), partial(sizes.server_sent_once, config))
 
 
 METHOD = Entry(

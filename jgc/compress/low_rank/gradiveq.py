@@ -58,7 +58,6 @@ from jgc.method.memory import error_feedback, no_memory
 from jgc.method.messages import both_ways, to_all
 from jgc.nodes.placement import sharding_spec
 from jgc.types import Array, Compressor, Nodes, Phase, State
-from jgc.wire.segments import segments_of
 
 SAMPLING, COMPRESSED = "sampling", "compressed"
 BUCKET = 512  # values that share a scale in QSGD
@@ -92,7 +91,7 @@ def coded(
 
     node_code = code_of(0, size)  # in a ring, used only for the residual
     if config.algorithm == "ring":
-        segment = segments_of(code_of, node_code, comm.ring_size(nodes), config.overlapped)
+        segment = comm.segments_of(code_of, node_code, comm.ring_size(nodes), config.overlapped)
         code = comm.ring_mean_of_segments(segment, nodes, "codes")[:size]  # (4)
     else:
         code = comm.pmean(node_code, nodes, "codes")  # (4)

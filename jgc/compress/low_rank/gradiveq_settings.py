@@ -4,7 +4,6 @@ import dataclasses
 import warnings
 from typing import Literal
 
-from jgc import comm
 from jgc.checks.misuse import leaves_by_path
 from jgc.compress.low_rank.slices import block_of, is_convolution
 from jgc.compress.registry import check_idle
@@ -58,7 +57,6 @@ def check(config: Gradiveq) -> None:
     if config.sampling_bits not in (0, *range(2, 9)):
         raise ValueError(
             f"sampling_bits must be 0 (full precision) or 2 to 8, got {config.sampling_bits}")
-    comm.mean_by(config.algorithm)  # refuses an unknown one
     if not config.overlapped and config.algorithm != "ring":
         raise ValueError("overlapped must be True without algorithm='ring', got False with "
                          f"{config.algorithm!r}")  # fmt: skip

@@ -69,8 +69,6 @@ class Klt(Chunked, ErrorFeedback):
     """share of all coefficients that is sent, in (0, 1]"""
     alpha: float = 0.001
     """share of each layer's values of the rest that a node sends, in (0, 1]"""
-    min_values: int = 1
-    """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     code_dtype: Literal["int8", "int16", "int32"] = "int8"
     """dtype of the sum of the nodes' integers; int8 has room for up to 18 nodes"""
     warmup_steps: int = 200
@@ -111,7 +109,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     """
     config = settings_of(Klt, config, overrides)
     _check(config)
-    rest_codec = selected(selector_of(config, config.alpha, config.min_values))
+    rest_codec = selected(selector_of(config, config.alpha))
     smooths = config.momentum_correction and config.momentum_at_once
 
     def init(key, layers, nodes):
@@ -177,8 +175,6 @@ def _check(config: Klt) -> None:
     if not 0 < config.share <= 1:
         raise ValueError(
             f"share must be in (0, 1] (0.01 sends 1 % of the coefficients), got {config.share}")
-    if config.code_dtype not in ("int8", "int16", "int32"):
-        raise ValueError(f"code_dtype must be one of int8, int16, int32, got {config.code_dtype!r}")
     if not 0 <= config.decay < 1:
         raise ValueError(f"decay must be in [0, 1), got {config.decay}")
     if config.factor_masking:

@@ -15,8 +15,8 @@ from jax import lax
 
 from jgc.layout.eigenvectors import eigh
 from jgc.layout.pack import Layer
-from jgc.selection.ranges import bits_of
-from jgc.selection.top_k import largest_positions
+from jgc.selection.ranges import Range, bits_of
+from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
 
 # The residual is exact only in full f32.
@@ -97,7 +97,7 @@ def eigenbases(moments: Factors, count: int) -> tuple[Factors, Array, Array]:
         bases.append(tuple(vectors for _, vectors in pairs))
         energies.append(energy.reshape(-1))
     all_energies = jnp.concatenate(energies)
-    positions = largest_positions(all_energies, count)
+    positions = largest_in_ranges(all_energies, [Range(0, all_energies.size, count)])
     return tuple(bases), positions, grouped(all_energies[positions])
 
 

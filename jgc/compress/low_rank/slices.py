@@ -119,27 +119,20 @@ def components(
 
 
 def dimensions(energies: np.ndarray, loss: float) -> int:
-    """d: the largest `dimension` of several bases, energies f32[bases, r].
+    """d: the fewest components, at least 1, with which no basis loses more than the share `loss` of
+    its energies f32[bases, r].
 
     Example:
       >>> dimensions(np.array([[6.0, 3.0, 1.0]]), loss=0.2)
       2
-    """
-    return max(dimension(base, loss) for base in np.asarray(energies, np.float64))
-
-
-def dimension(energies: np.ndarray, loss: float) -> int:
-    """d of one basis: the fewest components, at least 1, that lose at most the share `loss` of the
-    energies f64[r].
-
-    Example:
-      >>> dimension(np.array([8.0, 1.5, 0.5]), 0.05)
-      2
 
     Source: GradiVeQ paper, (6).
     """
-    left = np.append(np.cumsum(energies[::-1])[::-1], 0.0)  # left[d]: beyond the first d components
-    return max(1, int(np.argmax(left <= loss * left[0])))
+    most = 1
+    for base in np.asarray(energies, np.float64):
+        left = np.append(np.cumsum(base[::-1])[::-1], 0.0)  # left[d]: beyond the first d components
+        most = max(most, int(np.argmax(left <= loss * left[0])))
+    return most
 
 
 # --- codes ----------------------------------------------------------------------------------------

@@ -95,8 +95,6 @@ def qsgd(config: Qsgd | None = None, **overrides) -> Compressor:
     if not 2 <= config.bits <= 8:
         raise ValueError(f"bits must be 2 to 8, got {config.bits}")
     check_bucket(config.bucket)
-    if config.norm not in ("max", "l2"):
-        raise ValueError(f"norm must be 'max' or 'l2', got {config.norm!r}")
     if config.error_feedback and config.norm == "l2":
         raise ValueError("error_feedback needs norm 'max', got 'l2', whose lowest level most "
                          "values never reach")  # fmt: skip

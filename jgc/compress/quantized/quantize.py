@@ -35,9 +35,6 @@ class Quantising:
 
 def quantized(quantiser: Quantiser, config: Quantising) -> Compressor:
     """The method that sends a code of every value, with or without error feedback."""
-    if config.exchange not in ("gather", *REDUCING):
-        choices = ", ".join(map(repr, ("gather", *REDUCING)))
-        raise ValueError(f"exchange must be one of {choices}, got {config.exchange!r}")
     codec = rotated(codec_of(quantiser), config.hadamard, quantiser.bucket)
     memory = error_feedback() if config.error_feedback else no_memory()
     if config.exchange in REDUCING:

@@ -93,8 +93,6 @@ def signsgd(config: SignSgd | None = None, **overrides) -> Compressor:
     Source: Bernstein et al. 2018, ICML, Algorithm 3; Karimireddy et al. 2019, ICML, Algorithm 1.
     """
     config = settings_of(SignSgd, config, overrides)
-    if config.combine not in ("vote", "feedback"):
-        raise ValueError(f"combine must be 'vote' or 'feedback', got {config.combine!r}")
     if not 0 < config.magnitude < float("inf"):
         raise ValueError(f"magnitude must be finite and positive, got {config.magnitude}")
     if config.combine == "vote":

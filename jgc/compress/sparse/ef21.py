@@ -47,8 +47,6 @@ class Ef21(Chunked):
 
     alpha: float = 0.001
     """share of each layer's values that is sent, in (0, 1]"""
-    min_values: int = 1
-    """least number of values sent per layer"""
     eta: float = 1.0
     """weight of a new gradient in each node's momentum (EF21-SGDM), in (0, 1]; 1 for no momentum;
     below 1 the optimiser must have none"""
@@ -72,7 +70,7 @@ def ef21(config: Ef21 | None = None, **overrides) -> Compressor:
     config = settings_of(Ef21, config, overrides)
     if not 0 < config.eta <= 1:
         raise ValueError(f"eta must be in (0, 1] (1 for no momentum), got {config.eta}")
-    codec = selected(selector_of(config, config.alpha, config.min_values))
+    codec = selected(selector_of(config, config.alpha))
 
     def init(key, layers, nodes):
         return jnp.zeros((values_of(layers),), jnp.float32), ()  # f

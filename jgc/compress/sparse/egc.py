@@ -76,10 +76,9 @@ class Egc(Chunked, ErrorFeedback):
     measure_every: int = 1
     """steps between two measurements of entropy and threshold, at least 1; an application may
     replace 0 by the steps of an epoch (the paper's interval), the library refuses it"""
-    min_values: int = 1
-    """least number of values sent per layer; with 1 a small layer can wait for hundreds of steps"""
     warmup_steps: int = 0
     """uncompressed steps before the first compressed one; the paper has none"""
+    # codes of a few bits have no 0 for unused slots
     value_code: Literal["float32", "float16", "bfloat16"] = "float32"
     """code of the values sent; the error of a shorter code stays in the residual"""
     literal: bool = False
@@ -112,7 +111,7 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
     _check(config)
     share = math.log2(config.bins) / config.ratio  # the largest H / K of a layer
     # the message has slots for the values that an entropy of log2(N) bits asks for
-    selector = selector_of(config, 1.0 if config.literal else share, config.min_values)
+    selector = selector_of(config, 1.0 if config.literal else share)
     buffer = selected(selector, config.value_code)
 
     def init(key, layers, nodes):  # sparse steps so far, thresholds
@@ -124,7 +123,7 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
         if not layers:
             return dense_step(v, state, nodes)._replace(shared=state.shared + 1)
         slots, positions = selector.counts(layers), selector.positions(v, layers)
-        most = selector_of(config, share, config.min_values).counts(layers)
+        most = selector_of(config, share).counts(layers)
         choice = _choose(config, v, v[positions], layers, slots, most, state)
         used = jnp.sum(choice.used, dtype=jnp.int32)
         payload = encode_values(config.value_code, jnp.where(choice.used, v[positions], 0), slots)
@@ -170,10 +169,6 @@ def _check(config: Egc) -> None:
         raise ValueError(
             f"measure_every must be at least 1 step, and below 2**31, got {config.measure_every}; "
             "for one measurement per epoch give the number of steps of an epoch")
-    # codes of a few bits have no 0 for unused slots
-    if config.value_code not in ("float32", "float16", "bfloat16"):
-        raise ValueError(
-            f"value_code must be float32, float16 or bfloat16, got {config.value_code!r}")
 
 
 def _choose(

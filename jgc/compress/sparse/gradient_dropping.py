@@ -10,41 +10,42 @@ Differs from the paper
   2. All nodes gather all messages. The paper's server also drops values on the downlink, with a
      separate residual.
   3. With one threshold for all layers, the paper adds layer normalisation to its model; here that
-     is left to the model. `scope="layer"` is the paper's alternative, a threshold for each layer.
+     is left to the model. The paper's alternative, a threshold for each layer, is `topk`.
   4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default). The paper drops values
      from the first step on (`strategy="fixed"`).
   5. Momentum correction (Lin et al. 2018) is a setting, off by default.
 """
 
 import dataclasses
-from typing import Literal
 
 from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
-from jgc.compress.settings import Selecting, memory_of, schedule_of, selector_of
+from jgc.compress.settings import Sparsifying, memory_of, schedule_of
 from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.compress.sparse.topk import selected
 from jgc.method.compose import compose_phases
 from jgc.method.exchange import Codec, gather
-from jgc.selection.selector import Selector
+from jgc.selection.selector import make_selector
 from jgc.types import Compressor
+from jgc.wire.values import ValueCode
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientDropping(Selecting):
+class GradientDropping(Sparsifying):
     """Settings of `gradient_dropping`."""
 
     alpha: float = 0.01
     """share of all values that a node sends, in (0, 1]"""
-    scope: Literal["global", "layer"] = "global"
-    """one threshold over all layers, or one for each layer; `min_values` counts likewise"""
+    min_values: int = 1
+    """least number of values that a node sends"""
+    value_code: ValueCode = "float32"
+    """code of the values sent; the error of a shorter code stays in the residual"""
 
 
 def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Compressor:
     """Top-k of the whole gradient with error feedback: all nodes gather mu values of each.
 
     Raises:
-      ValueError: a setting outside its range, or settings that do not fit together, such as chunks
-        with scope "global".
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> [phase.name for phase in gradient_dropping(alpha=0.01, warmup_steps=100).schedule]
@@ -53,19 +54,11 @@ def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Co
     Source: Aji and Heafield 2017, EMNLP, Section 3.
     """
     config = settings_of(GradientDropping, config, overrides)
-    if config.scope not in ("global", "layer"):
-        raise ValueError(f"scope must be 'global' or 'layer', got {config.scope!r}")
     memory, schedule = memory_of(config), schedule_of(config)
-    selector_of(config, config.alpha, config.min_values)  # raises for settings that do not fit
-    if config.scope == "global" and config.selection != "layer":
-        raise ValueError(
-            "gradient_dropping has one threshold over all layers, "
-            f"got selection={config.selection!r}: give scope='layer', or take topk")
 
     def codec(share: float) -> Codec:
-        if config.scope == "global":
-            return selected(Selector(share, config.min_values, together=True), config.value_code)
-        return selected(selector_of(config, share, config.min_values), config.value_code)
+        selector = make_selector(share, config.min_values)._replace(together=True)
+        return selected(selector, config.value_code)
 
     return compose_phases(sparse_stages(schedule, config.alpha, codec, gather()), memory, schedule)
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Sparsifying, memory_of, schedule_of
-from jgc.compress.sparse.sparsity import share_of
+from jgc.compress.sparse.sparsity import shares_of
 from jgc.layout.devices import cut, each
 from jgc.layout.pack import values_of
 from jgc.method.from_step import Step, dense_step, from_step
@@ -32,7 +32,7 @@ from jgc.selection.selector import make_selector
 from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Compressor
 from jgc.wire import elias_fano
-from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values
+from jgc.wire.values import ValueCode, decode_values, encode_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,9 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
     if config.candidates < 2:
         raise ValueError("candidates must be at least 2 (values searched for each value sent), got "
                          f"{config.candidates}")  # fmt: skip
-    check_value_code(config.value_code)
     memory, schedule = memory_of(config), schedule_of(config)
-    shares = {phase.value: share_of(phase, config.alpha) for phase in schedule}
-    selectors = {phase: make_selector(share, config.min_values)
-                 for phase, share in shares.items() if share is not None}  # fmt: skip
+    shares = shares_of(schedule, config.alpha)
+    selectors = {phase: make_selector(share, config.min_values) for phase, share in shares.items()}
 
     def blocks_in(phase, layers):
         counts = selectors[phase].counts(layers)

@@ -18,22 +18,23 @@ Differs from the paper
 """
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
-from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
-from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
-from jgc.method.exchange import both_ways
-from jgc.selection.selector import layer_starts
-from jgc.types import Compressor
+from jgc.compress.settings import Sparsifying, memory_of, schedule_of
+from jgc.compress.sparse.shared_positions import Algorithm, shared_positions
+from jgc.layout.pack import Layers, layer_ids
+from jgc.method.messages import both_ways
+from jgc.selection.entries import Unordered
+from jgc.selection.selector import Selector, make_selector
+from jgc.types import Array, Compressor, Key, Message, Nodes
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomK(Chunked, Sparsifying):
+class RandomK(Sparsifying):
     """Settings of `random_k`."""
 
     algorithm: Algorithm = "psum"
@@ -59,38 +60,36 @@ def random_k(config: RandomK | None = None, **overrides) -> Compressor:
     """
     config = settings_of(RandomK, config, overrides)
     memory, schedule = memory_of(config), schedule_of(config, "random-k")
-    if config.selection != "layer":
-        raise ValueError(
-            f"random_k draws positions, so selection must be 'layer', got {config.selection!r}")
-    select = partial(selector_of, config, min_values=config.min_values)
     return shared_positions(
-        random_positions(), memory, schedule, config.alpha, select, config.algorithm)
+        drawn, messages, memory, schedule, config.alpha,
+        lambda share: make_selector(share, config.min_values), config.algorithm, Unordered)
 
 
-def random_positions() -> Chooser:
+def drawn(
+    key: Key, step: Array, v: Array, layers: Layers, selector: Selector, nodes: Nodes
+) -> Array:
     """Draw one position from each of k ranges of every layer, rotated by a random offset."""
+    if not layers:
+        return jnp.zeros((0,), jnp.int32)
+    counts = selector.counts(layers)
+    to_start, to_range = jax.random.split(jax.random.fold_in(key, step))
+    sizes = np.array([layer.size for layer in layers], np.int32)
+    edges = [np.arange(k + 1, dtype=np.int64) * n // k
+             for n, k in zip(sizes, counts, strict=True)]  # fmt: skip
+    lows = np.concatenate([edge[:-1] for edge in edges]).astype(np.uint32)  # u32[mu], as below
+    lengths = np.concatenate([np.diff(edge) for edge in edges]).astype(np.int32)
+    starts = jax.random.randint(to_start, sizes.shape, 0, sizes).astype(jnp.uint32)  # [layers]
+    places = lows + jax.random.randint(to_range, lows.shape, 0, lengths).astype(jnp.uint32)
+    layer_of = layer_ids(counts)
+    # < 2^32 as sizes are < 2^31
+    wrapped = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]
+    of_layer = np.array([layer.start for layer in layers], np.int32)[layer_of]
+    return wrapped.astype(jnp.int32) + of_layer
 
-    def choose(key, step, v, layers, selector, nodes):
-        if not layers:
-            return Chosen(jnp.zeros((0,), jnp.int32))
-        counts = selector.counts(layers)
-        to_start, to_range = jax.random.split(jax.random.fold_in(key, step))
-        sizes = np.array([layer.size for layer in layers], np.int32)
-        edges = [np.arange(k + 1, dtype=np.int64) * n // k
-                 for n, k in zip(sizes, counts, strict=True)]  # fmt: skip
-        lows = np.concatenate([edge[:-1] for edge in edges]).astype(np.uint32)  # u32[mu], as below
-        lengths = np.concatenate([np.diff(edge) for edge in edges]).astype(np.int32)
-        starts = jax.random.randint(to_start, sizes.shape, 0, sizes).astype(jnp.uint32)  # [layers]
-        places = lows + jax.random.randint(to_range, lows.shape, 0, lengths).astype(jnp.uint32)
-        layer_of = np.repeat(np.arange(len(layers)), counts)
-        # < 2^32 as sizes are < 2^31
-        wrapped = (places + starts[layer_of]) % sizes.astype(np.uint32)[layer_of]
-        return Chosen(wrapped.astype(jnp.int32) + layer_starts(layers, counts))
 
-    def sizes(layers, selector):
-        return both_ways({"values": 4.0 * sum(selector.counts(layers))})
-
-    return Chooser(choose, sizes, ascending=False)
+def messages(layers: Layers, selector: Selector) -> tuple[Message, ...]:
+    """Only values are sent."""
+    return both_ways({"values": 4.0 * sum(selector.counts(layers))})
 
 
 METHOD = Entry(

@@ -24,26 +24,24 @@ Differs from the paper
   4. An uncompressed warm-up can come first (`warmup_steps`, 0 by default).
   5. Momentum correction (Lin et al. 2018) is a setting, off by default; the filter then applies to
      its residual.
-  6. Values may travel as int16 (`value_code`), in steps of 2^-8 of the leader's mean magnitude of
-     each layer. The leader sends these magnitudes with its positions. The rounding error stays in
-     the residual.
 """
 
 import dataclasses
 from functools import partial
-from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
 from jgc.compress.registry import FIRST_DENSE, Entry, settings_of
 from jgc.compress.settings import Chunked, Sparsifying, memory_of, schedule_of, selector_of
-from jgc.compress.sparse.shared_positions import Algorithm, Chooser, Chosen, shared_positions
+from jgc.compress.sparse.shared_positions import Algorithm, shared_positions
+from jgc.layout.pack import Layers
 from jgc.method.ages import Aged
 from jgc.method.exchange import broadcast_top_positions
 from jgc.method.memory import Corrected, Memory, accumulated
-from jgc.method.messages import led
-from jgc.selection.selector import layer_means, position_bytes
-from jgc.types import Compressor
+from jgc.method.messages import led, sizes_of
+from jgc.selection.selector import Selector
+from jgc.types import Array, Compressor, Key, Message, Nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +52,6 @@ class ScaleCom(Chunked, Sparsifying):
     """coefficient of the low-pass memory, in (0, 1]: 1 is error feedback; 0.1 for large batches"""
     algorithm: Algorithm = "psum"
     """how values are averaged: the runtime's all-reduce or an explicit ring"""
-    value_code: Literal["float32", "int16"] = "float32"
-    """code of the values sent: floats, or fixed point in units of the leader's mean magnitudes"""
 
 
 def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
@@ -63,8 +59,7 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
     there by an all-reduce.
 
     Raises:
-      ValueError: a setting outside its range, or settings that do not fit together; in a step,
-        value_code "int16" with more than 63 nodes.
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> [phase.name for phase in scalecom(alpha=0.01, warmup_steps=100).schedule]
@@ -74,34 +69,26 @@ def scalecom(config: ScaleCom | None = None, **overrides) -> Compressor:
     """
     config = settings_of(ScaleCom, config, overrides)
     memory, schedule = low_pass(memory_of(config), config.beta), schedule_of(config)
-    if config.value_code not in ("float32", "int16"):
-        raise ValueError(f"value_code must be float32 or int16, got {config.value_code!r}")
-    chooser = cyclic_top_k(config.value_code)
-    select = partial(selector_of, config, min_values=config.min_values)
-    return shared_positions(chooser, memory, schedule, config.alpha, select, config.algorithm)
+    return shared_positions(
+        of_leader, messages, memory, schedule, config.alpha, partial(selector_of, config),
+        config.algorithm)
 
 
-def cyclic_top_k(value_code: str) -> Chooser:
+def of_leader(
+    key: Key, step: Array, v: Array, layers: Layers, selector: Selector, nodes: Nodes
+) -> Array:
     """The positions of the leader's largest values of each layer; the leader is node step mod K."""
-    fixed = value_code == "int16"
+    return broadcast_top_positions(v, step % nodes.count, layers, selector, nodes)
 
-    def choose(key, step, v, layers, selector, nodes):
-        def scales(x):
-            return {"scales": layer_means(jnp.abs(x), selector.counts(layers))} if fixed else {}
 
-        leader = step % nodes.count
-        positions, received = broadcast_top_positions(v, leader, layers, selector, nodes, scales)
-        return Chosen(positions, received.get("scales"))
-
-    def sizes(layers, selector):
-        counts = selector.counts(layers)
-        values = {"values": float(jnp.dtype(value_code).itemsize * sum(counts))}
-        header = {"positions": position_bytes(selector, layers)}
-        if fixed:
-            header["scales"] = 4.0 * len(counts)
-        return led(header | values, values, values, header | values)
-
-    return Chooser(choose, sizes)
+def messages(layers: Layers, selector: Selector) -> tuple[Message, ...]:
+    """The leader's positions, and the values of all."""
+    mu = sum(selector.counts(layers))
+    packed = jax.eval_shape(
+        partial(selector.pack, layers=layers), jax.ShapeDtypeStruct((mu,), jnp.int32))
+    values = {"values": 4.0 * mu}
+    with_positions = sizes_of({"positions": packed}) | values
+    return led(with_positions, values, values, with_positions)
 
 
 def low_pass(memory: Memory, beta: float) -> Memory:
@@ -135,8 +122,7 @@ def low_pass(memory: Memory, beta: float) -> Memory:
         after = memory.update(local, v, sent, complete)
         return after if complete else on_residuals(mix, local, after)
 
-    return memory._replace(
-        accumulate=(), advance=None, compensate=compensate, update=update, conserves=False)
+    return memory._replace(accumulate=(), advance=None, compensate=compensate, update=update)
 
 
 METHOD = Entry(

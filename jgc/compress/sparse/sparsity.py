@@ -12,7 +12,7 @@ Source: Lin et al. 2018, Section 3.3 (the ramp); LGC paper, Section VI-F and Fig
 compared).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Literal
 
 from jgc.compress.dense import identity
@@ -38,8 +38,6 @@ def sparse_schedule(
       [(('top-k', 0.25), 0), (('top-k', 0.0625), 10), (('top-k', 0.015625), 20), ('top-k', 30)]
     """
     check_alpha(alpha)
-    if strategy not in ("warmup", "fixed", "exponential"):
-        raise ValueError(f"strategy must be 'warmup', 'fixed' or 'exponential', got {strategy!r}")
     # checks warmup_steps for all strategies
     warmup = phases.in_sequence((phases.DENSE, warmup_steps), (name, 0))
     if strategy != "exponential":
@@ -56,20 +54,16 @@ def sparse_schedule(
     return (*ramp, Phase(name, starts[-1], name))
 
 
-def share_of(phase: Phase, alpha: float) -> float | None:
-    """The share of the values that a phase sends; None where everything is sent uncompressed."""
-    if phase.value == phases.DENSE:
-        return None
-    return phase.value[1] if isinstance(phase.value, tuple) else alpha
+def shares_of(schedule: tuple[Phase, ...], alpha: float) -> dict[Hashable, float]:
+    """The share of the values that each phase sends, by its value, but for the uncompressed one."""
+    values = [phase.value for phase in schedule if phase.value != phases.DENSE]
+    return {value: value[1] if isinstance(value, tuple) else alpha for value in values}
 
 
 def sparse_stages(
     schedule: tuple[Phase, ...], alpha: float, codec: Callable[[float], Codec], exchange: Exchange
 ) -> Stages:
     """Stages for `compose_phases`: dense by all-reduce, or `codec(share)` by the exchange."""
-    stages: Stages = {phases.DENSE: (identity(), all_reduce())}
-    for phase in schedule:
-        share = share_of(phase, alpha)
-        if share is not None:
-            stages[phase.value] = (codec(share), exchange)
-    return stages
+    shares = shares_of(schedule, alpha).items()
+    sparse = {value: (codec(share), exchange) for value, share in shares}
+    return {phases.DENSE: (identity(), all_reduce()), **sparse}

@@ -39,8 +39,6 @@ class ThresholdV(Chunked, ErrorFeedback):
     """magnitude of the accumulated gradient above which a value is sent, at least 0"""
     capacity: float = 0.01
     """size of the buffer as a share of each layer, in (0, 1]; all of it is sent, used or not"""
-    min_values: int = 1
-    """least number of slots per layer"""
     warmup_steps: int = 0
     """uncompressed steps before the first sparse one"""
 
@@ -64,7 +62,7 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
     if not 0 < config.capacity <= 1:
         raise ValueError("capacity must be in (0, 1] (0.01 has room for 1 % of the values), got "
                          f"{config.capacity}")  # fmt: skip
-    selector = selector_of(config, config.capacity, config.min_values)
+    selector = selector_of(config, config.capacity)
     buffer = selected(selector)
 
     def above(x):

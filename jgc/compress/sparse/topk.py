@@ -25,14 +25,13 @@ from jgc.layout.devices import each
 from jgc.method.compose import compose_phases
 from jgc.method.exchange import Codec, gather
 from jgc.selection.entries import Sparse, SparseSum, entries_at
-from jgc.selection.selector import Selector, make_selector
+from jgc.selection.selector import Selector
 from jgc.types import Compressor
-from jgc.wire.values import ValueCode, check_value_code, decode_values, encode_values
+from jgc.wire.values import ValueCode, decode_values, encode_values
 
 
 def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
     """The values that a selector chooses: mu values and their positions."""
-    check_value_code(value_code)
 
     def encode_with_sent(key, v, layers):
         counts = selector.counts(layers)
@@ -64,34 +63,24 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
     )
 
 
-def top_k(alpha: float, min_values: int = 1, value_code: ValueCode = "float32") -> Codec:
-    """The share alpha of each layer, at least `min_values`: mu values and their positions."""
-    return selected(make_selector(alpha, min_values), value_code)
-
-
 @dataclasses.dataclass(frozen=True)
 class TopK(Selecting):
     """Settings of `topk`."""
 
 
 def topk(config: TopK | None = None, **overrides) -> Compressor:
-    """Top-k sparsification with error feedback, gathered by all nodes.
-
-    Args:
-      config: settings; `overrides` replace single fields.
+    """Top-k with error feedback: mu values and positions of each node's f32[n], gathered by all
+    nodes.
 
     Raises:
-      ValueError: alpha outside (0, 1], a memory that does not fit (see
-        `jgc.compress.settings.memory_of`), negative `warmup_steps`, an unknown strategy or
-        value_code, or a selection that does not fit (see `make_selector`).
+      ValueError: a setting outside its range, or settings that do not fit together.
 
     Example:
       >>> [phase.name for phase in topk(alpha=0.01, warmup_steps=100).schedule]
       ['dense', 'top-k']
 
-    References:
-      Strom 2015; Aji and Heafield 2017; Stich et al. 2018 (Sparsified SGD with memory); LGC paper,
-      Section II-B.
+    Source: Strom 2015; Aji and Heafield 2017; Stich et al. 2018 (Sparsified SGD with memory); LGC
+    paper, Section II-B.
     """
     return of_largest(settings_of(TopK, config, overrides))
 
@@ -101,7 +90,7 @@ def of_largest(config: Selecting, clip_norm: float = 0.0) -> Compressor:
     memory, schedule = memory_of(config), schedule_of(config)
 
     def codec(share):
-        return selected(selector_of(config, share, config.min_values), config.value_code)
+        return selected(selector_of(config, share), config.value_code)
 
     stages = sparse_stages(schedule, config.alpha, codec, gather())
     return compose_phases(stages, memory, schedule, clip_norm)
