@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 from jgc.checks.misuse import check_nodes, is_key
-from jgc.nodes.placement import BATCH, LOCAL, check_node_axes, check_placements, is_placement, spec
+from jgc.nodes.placement import BATCH, LOCAL, check_node_axes, check_placements, spec
 from jgc.types import Array, Nodes, PyTree
 
 
@@ -29,11 +29,17 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     if nodes.mesh is None:
         return jax.tree.map(lambda x: jnp.asarray(_strong(x)), tree)
 
-    def put(placement, sub):
-        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
-        return jax.tree.map(lambda x: place_array(x, sharding), sub)
+    return _map_sharded(place_array, placements, tree, nodes)
 
-    return jax.tree.map(put, placements, tree, is_leaf=is_placement)
+
+def _map_sharded(f: Callable, placements: PyTree, tree: PyTree, nodes: Nodes) -> PyTree:
+    """`f(leaf, sharding)` of all leaves, on a mesh."""
+
+    def mapped(placement, sub):
+        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
+        return jax.tree.map(lambda x: f(x, sharding), sub)
+
+    return jax.tree.map(mapped, placements, tree)
 
 
 def _strong(x: Any) -> Any:
@@ -51,12 +57,7 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
     if nodes.mesh is None:
         return jax.tree.map(shape, tree)
-
-    def put(placement, sub):
-        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
-        return jax.tree.map(lambda x: shape(x, sharding), sub)
-
-    return jax.tree.map(put, placements, tree, is_leaf=is_placement)
+    return _map_sharded(shape, placements, tree, nodes)
 
 
 def place_array(x: Any, sharding: Sharding) -> Array:

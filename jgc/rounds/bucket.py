@@ -50,7 +50,7 @@ _FAILURES: tuple[tuple[str, type[BucketError], str], ...] = (  # patterns of err
 
 
 class Counts(NamedTuple):
-    """Requests by kind, and bytes of objects up and down; a listing counts 300 bytes an entry."""
+    """Requests by type, and bytes of objects up and down; a listing counts 300 bytes an entry."""
 
     create: int = 0
     get: int = 0
@@ -58,10 +58,6 @@ class Counts(NamedTuple):
     delete: int = 0
     up: int = 0
     down: int = 0
-
-    def plus(self, **more: int) -> "Counts":
-        """The counts with `more` added to the fields that it names."""
-        return self._replace(**{name: getattr(self, name) + n for name, n in more.items()})
 
     def since(self, before: "Counts") -> "Counts":
         """The difference from earlier counts."""
@@ -147,7 +143,8 @@ class ObjectStore:
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            self.counts = self.counts.plus(**more)
+            sums = {name: getattr(self.counts, name) + n for name, n in more.items()}
+            self.counts = self.counts._replace(**sums)
 
     def _asked(self, request: Callable[[], T]) -> T:
         """The answer to a request; its errors as a `BucketError` of one line."""

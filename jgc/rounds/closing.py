@@ -147,7 +147,7 @@ class Closed(NamedTuple):
     list: RoundList  # its list
     data: Mapping[str, bytes]  # the messages that this node has read or sent, by node
     waited: float  # seconds
-    twin: bool  # whether a message of a different process was under the name of this node's
+    twin: bool  # whether a different process had sent under this node's name
     sent: bool  # whether this node's message came into the bucket, as far as it knows
 
 

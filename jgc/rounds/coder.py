@@ -4,8 +4,7 @@ Shared parameters and differences are vectors f32[n]: the float leaves of the pa
 order. Other leaves, such as counts of steps, are not exchanged.
 """
 
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -56,11 +55,10 @@ class Leaves:
 
     def tree(self, vector: Vector, like: PyTree) -> PyTree:
         """The inverse, in the parameters' dtypes; leaves without floats come from `like`."""
-        parts = np.split(vector, np.cumsum(self.sizes)[:-1])
-        specs = zip(parts, self.shapes, self.dtypes, self.floats, strict=True)
-        new = [x.reshape(shape).astype(dtype) if f else None for x, shape, dtype, f in specs]
-        pairs = zip(new, jax.tree.leaves(like), strict=True)
-        flat = [old if x is None else _placed(x, old) for x, old in pairs]
+        flat, parts = jax.tree.leaves(like), np.split(vector, np.cumsum(self.sizes)[:-1])
+        for i, (part, is_float) in enumerate(zip(parts, self.floats, strict=True)):
+            if is_float:
+                flat[i] = _placed(part.reshape(self.shapes[i]).astype(self.dtypes[i]), flat[i])
         return jax.tree.unflatten(self.treedef, flat)
 
 
@@ -99,7 +97,7 @@ class CompressorCoder:
             raise ValueError(f"{error}; for rounds, {USE}") from None
         self.lengths = [sum(self._counts[phase]) for phase in phases]
 
-    @cached_property
+    @property
     def settings(self) -> dict[str, Any]:
         """The values that nodes compare when they join."""
         schedule = [[x.name, x.start] for x in self.compressor.schedule]
@@ -130,7 +128,7 @@ class CompressorCoder:
         results = []
         for i, (shard, part) in enumerate(zip(self.shards, self.parts, strict=True)):
             pieces = cut(difference, shard, self.leaves.vector_shapes)
-            tree = jax.device_put(self._unflatten(pieces), shard.device)
+            tree = jax.device_put(jax.tree.unflatten(self.leaves.treedef, pieces), shard.device)
             state = {x[4:]: y for x, y in memory.items() if x.startswith(f"{i:03d}/")}
             key_of_shard = jax.random.fold_in(key, i) if i else key
             # all devices work before the first result is awaited
@@ -164,13 +162,10 @@ class CompressorCoder:
         return phase_at(self.compressor.schedule, number).value
 
     def _like(self, shard: Shard) -> PyTree:
+        """The shapes of a shard's pieces; None where a leaf has no piece."""
         shapes = (None if x is None else [stop - start for start, stop in x] for x in shard.pieces)
-        return self._unflatten(
-            None if shape is None else jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes
-        )
-
-    def _unflatten(self, leaves: Iterable[Any]) -> PyTree:
-        return jax.tree.unflatten(self.leaves.treedef, list(leaves))
+        likes = [None if x is None else jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+        return jax.tree.unflatten(self.leaves.treedef, likes)
 
 
 class Part:

@@ -15,7 +15,7 @@ class RoundsError(Exception):
 
 
 class Timeout(RoundsError):
-    """A round lasted longer than the limit; names what is missing."""
+    """A round lasted longer than the limit; names the missing messages."""
 
 
 class Twin(RoundsError):
@@ -114,7 +114,7 @@ class Context:
 
 
 class Pauses:
-    """Growing pauses between looks at a bucket; names, once a `timeout`, what is missing."""
+    """Growing pauses between looks at a bucket; once a `timeout`, says what it waits for."""
 
     def __init__(self, context: Context):
         self.context, self.began, self.warned = context, context.clock(), context.clock()

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from jgc.rounds.messages import BadObject, Message, check_header, opened, sealed
 
-DISSENT = "dissent"  # why a message does not count that comes from a different theta
-OUTLIER = "outlier"  # how the reason begins for which a message does not go back into the residual
+# Reasons why a message does not count:
+DISSENT = "dissent"  # its sender started from a different theta
+OUTLIER = "outlier"  # begins the reason of one that does not go back into the residual, either
 
 
 class Entry(NamedTuple):

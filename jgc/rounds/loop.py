@@ -226,8 +226,8 @@ class Rounds:
     def __enter__(self) -> "Rounds":
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is None:
+    def __exit__(self, error_type: Any, error: Any, trace: Any) -> None:
+        if error_type is None:
             self.leave()
         else:
             self.member.disk.close()

@@ -64,7 +64,7 @@ class Disk:
                 os.fsync(file.fileno())
             os.replace(new, self.path)
         except OSError:
-            self.remove()
+            self.path.unlink(missing_ok=True)
             new.unlink(missing_ok=True)
             raise
 
@@ -89,12 +89,8 @@ class Disk:
             header["sha256"], further,
         )  # fmt: skip
 
-    def remove(self) -> None:
-        """Delete the file."""
-        self.path.unlink(missing_ok=True)
-
     def close(self) -> None:
-        """Let a different process use the folder."""
+        """Release the folder to other processes."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -109,9 +105,6 @@ class NoDisk:
     def read(self) -> Pending | None:
         """Nothing."""
         return None
-
-    def remove(self) -> None:
-        """Nothing."""
 
     def close(self) -> None:
         """Nothing."""

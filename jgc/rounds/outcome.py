@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-LATE = "late"  # why a message does not count that came after the list was made
+LATE = "late"  # the reason why a message does not count: the list was made before it came
 
 
 class Outcome(NamedTuple):

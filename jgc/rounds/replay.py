@@ -22,7 +22,7 @@ from jgc.rounds.names import (
 )
 from jgc.rounds.requests import Create, Delete, Get, List, Requests
 
-TRIES = 5  # of objects that a different node may be writing or deleting
+TRIES = 5  # reads of objects that other nodes may be writing or deleting
 
 Newest = tuple[Shared, list[RoundList]]  # a shared state, and the lists since its checkpoint
 
