@@ -79,7 +79,7 @@ def on_nodes(
             )
         fn = _by_itself(fn, nodes._replace(fast=()) if partitioned else nodes, ins, outs)
     differing: list[str] = []  # outputs that differ in the last trace and should not
-    on_node = _naming_differences(fn, nodes, outs, differing) if communicates else fn
+    on_node = _naming_differences(fn, nodes, outs, communicates, differing)
     on_device = _on_device(on_node, nodes, ins, outs, unroll)
     divide = _partitioned if partitioned and nodes.fast else _mapped
     on_mesh = divide(on_device, nodes, ins, outs, communicates)
@@ -107,9 +107,9 @@ def on_nodes(
 
 
 def _naming_differences(
-    fn: Callable, nodes: Nodes, outs: PyTree, differing: list[str]
+    fn: Callable, nodes: Nodes, outs: PyTree, communicates: bool, differing: list[str]
 ) -> Callable:
-    """`fn`, which also lists in `differing` the outputs that differ and should not.
+    """`fn`, which if it communicates lists in `differing` the outputs that should not differ.
 
     It raises an error only with one node per device. Under `vmap`, where JAX's error names no leaf,
     it cannot: `batch_dim` may be of a vmap of the caller's around all nodes.
@@ -122,6 +122,8 @@ def _naming_differences(
 
     def on_node(*args):
         out = fn(*args)
+        if not communicates:
+            return out
         differing.clear()
         for name, placement, x in placed_leaves(outs, out):
             on_vmap = {EMULATED} if getattr(x, "batch_dim", None) is not None else set()
