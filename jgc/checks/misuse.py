@@ -145,19 +145,17 @@ def check_arrays(tree: PyTree, or_numbers: bool = False) -> None:
                         f"{getattr(x, '__name__', repr(x))}: {cure}")  # fmt: skip
 
 
-def check_model_state(old: PyTree, new: PyTree) -> PyTree:
-    """The new model state in the containers of the old one: Flax returns a dict for a FrozenDict.
+def with_same_leaves(old: PyTree, new: PyTree, must: str) -> PyTree:
+    """The new tree in the containers of the old one: Flax returns a dict for a FrozenDict.
 
-    Raises:
-      TypeError: a loss returns other leaves than it got; the message names one.
+    Raises TypeError, naming a leaf, if paths, shapes or dtypes differ; `must` begins the message.
     """
     had, has = leaves_by_path(old), leaves_by_path(new)
     before, after = ({name: form_of(x) for name, x in leaves.items()} for leaves in (had, has))
     for name in before | after:
         if before.get(name) != after.get(name):
-            raise TypeError(
-                f"the loss must return the model state's leaves as they were: {name!r} was "
-                f"{before.get(name, 'not there')}, and is {after.get(name, 'not there')}")
+            was, now = (forms.get(name, "not there") for forms in (before, after))
+            raise TypeError(f"{must}: {name!r} was {was}, and is {now}")
     return jax.tree.unflatten(jax.tree.structure(old), [has[name] for name in had])
 
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jgc.backend import backend_of
 from jgc.checks.loop_states import first_leaf
-from jgc.checks.misuse import check_arrays, path_of
+from jgc.checks.misuse import check_arrays, form_of, leaves_by_path
 from jgc.nodes.placement import placements_of
 from jgc.nodes.placing import place
 from jgc.types import Nodes, PyTree
@@ -69,25 +69,22 @@ def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
 def check_params(params: PyTree) -> None:
     """Raise TypeError, naming the leaf, unless all are arrays of floats; warn of float64."""
     check_arrays(params)
-    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+    for name, x in leaves_by_path(params).items():
         if isinstance(x, jax.ShapeDtypeStruct):
             raise TypeError(
-                f"the parameter {path_of(path)!r} is a shape, {x.dtype}{list(x.shape)}, and init "
-                "takes arrays: shapes suffice for jgc.bytes_per_step, and for the state's shapes "
-                "jax.eval_shape (docs/your_loop.md)"
+                f"the parameter {name!r} is a shape, {form_of(x)}, and init takes arrays: shapes "
+                "suffice for jgc.bytes_per_step, and for the state's shapes jax.eval_shape "
+                "(docs/your_loop.md)"
             )
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             raise TypeError(
-                f"the parameter {path_of(path)!r} is {x.dtype}, and optimisers take floats: keep "
-                "it out of the parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. "
-                "in the loss's closure"
+                f"the parameter {name!r} is {x.dtype}, and optimisers take floats: keep it out of "
+                "the parameters (nnx.split(model, nnx.Param, ...), eqx.partition), e.g. in the "
+                "loss's closure"
             )
         if x.dtype == jnp.float64:
-            warnings.warn(
-                f"the parameter {path_of(path)!r} is float64, and its gradients are exchanged in "
-                "float32",
-                stacklevel=3,
-            )
+            text = f"the parameter {name!r} is float64, and its gradients are exchanged in float32"
+            warnings.warn(text, stacklevel=3)
 
 
 def donatable(donated: PyTree, **others: PyTree) -> PyTree:
@@ -97,16 +94,6 @@ def donatable(donated: PyTree, **others: PyTree) -> PyTree:
     donated twice. Every step calls this function, so it compares only the arrays' identity, in a
     quarter of a microsecond an array. It misses arrays that share a buffer, as `jax.device_put` may
     return. Raises ValueError: one of `others`, by name, holds a donated array.
-
-    Example:
-      >>> w = jnp.ones(3)
-      >>> first, second = donatable((w, w))
-      >>> first is w, second is w
-      (True, False)
-      >>> donatable({"w": w}, batch=[w])
-      Traceback (most recent call last):
-      ValueError: the array '0' of the batch is 'w' of the state, which step donates: give a copy of
-      the batch, jax.tree.map(jnp.copy, batch)
     """
     leaves, structure = jax.tree.flatten(donated)
     ids = set(map(id, leaves))
@@ -124,11 +111,11 @@ def donatable(donated: PyTree, **others: PyTree) -> PyTree:
 
 
 def _refuse_shared(donated: PyTree, name: str, tree: PyTree) -> None:
-    paths = {id(x): path_of(path) for path, x in jax.tree_util.tree_flatten_with_path(donated)[0]}
-    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    paths = {id(x): path for path, x in leaves_by_path(donated).items()}
+    for path, x in leaves_by_path(tree).items():
         if id(x) in paths and isinstance(x, jax.Array):
             whole = "frozen" if name == "frozen" else f"the {name}"
-            leaf = f"the array {path_of(path)!r} of {whole}" if path else whole
+            leaf = f"the array {path!r} of {whole}" if path else whole
             raise ValueError(
                 f"{leaf} is {paths[id(x)]!r} of the state, which step donates: give a copy of "
                 f"{whole}, jax.tree.map(jnp.copy, {name})"

@@ -1,6 +1,7 @@
 """The loop of training with local steps: state, metrics, `init` and `step`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -8,14 +9,14 @@ import jax
 import numpy as np
 
 from jgc.checks.misuse import check_loop
-from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
+from jgc.loops.buffers import device_of, donatable, lies_elsewhere, wait_on_cpu
 from jgc.loops.fragments import take
 from jgc.loops.local_programs import apply_program, exchange_program, inner_program
 from jgc.loops.loop import Loop, shape_of
 from jgc.loops.mixed import check_own, check_replaced, note, note_returned
 from jgc.loops.outer import Arrays, Parts, check_local, difference, replaced
 from jgc.loops.step_program import make_diagnosis
-from jgc.method.phases import phase_after, phase_at
+from jgc.method.phases import phase_at
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.placement import LOCAL, placements_of
 from jgc.types import Array, Info, Key, Phase, PyTree, State
@@ -89,17 +90,16 @@ class LocalStep:
 
     def __init__(self, parts: Parts, loss: Callable[..., Any], has_aux: bool, unroll: bool | None):
         self._parts, self._loss = parts, (loss, has_aux, unroll)
-        self._loop = Loop(parts.nodes, self._check_state, "steps of one node")
+        check = partial(check_local, parts)
+        self._loop = Loop(parts.nodes, check, "steps of one node")
         self._made = WeakValueDictionary[int, Any]()  # see `check_own`
         self._returned = WeakValueDictionary[int, Any]()  # see `check_replaced`
-        self._entered: tuple[Any, ...] = (None, None, None)  # see `_enter`
 
     def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LocalState:
         """The state before the first step. See `jgc.LocalSteps.make_step`."""
         placed_key, model_state = self._loop.begin(key, params, model_state)
         arrays = self._parts.first(key, params)
         phases = (phase_at(self._parts.compressor.schedule, 0),) * self._parts.fragments
-        self._loop.remember(arrays.params, model_state)
         note(self._made, arrays)
         return LocalState(0, phases, *arrays, placed_key, model_state)
 
@@ -147,12 +147,14 @@ class LocalStep:
     def pseudo_gradients(self, state: LocalState) -> PyTree:
         """theta - theta_k of all nodes, [K, ...], which the compressor aggregates."""
         arrays = self._checked(state)
-        name = "difference", jax.tree.structure(arrays)
-        if name not in self._loop.programs:
+
+        def make():
             where = self._parts.placements(arrays)
-            run = on_nodes(difference, self._parts.nodes, (where.params, where.own), where.own)
-            self._loop.programs[name] = jax.jit(run)
-        return self._loop.programs[name](arrays.params, arrays.own)
+            ins = where.params, where.own
+            return jax.jit(on_nodes(difference, self._parts.nodes, ins, where.own))
+
+        program = self._loop.program(("difference", jax.tree.structure(arrays)), make)
+        return program(arrays.params, arrays.own)
 
     def diagnose(self, state: LocalState) -> dict[str, Array]:
         """Compare the aggregate of the exchange that is due with the true mean; `jgc.diagnose`.
@@ -160,17 +162,18 @@ class LocalStep:
         Sends whole pseudo-gradients, in a separate program.
         """
         parts, fragment = self._parts, self._due(state)
-        grads = take(self.pseudo_gradients(state), parts.leaves(state.params)[fragment])
+        leaves = parts.leaves(state.params)[fragment]
+        grads = take(self.pseudo_gradients(state), leaves)
         phase, compressor = self._enter(state, fragment)
         wait_on_cpu(grads, parts.nodes)
+
+        def make():
+            where = placements_of((take(state.params, leaves), compressor))
+            return jax.jit(make_diagnosis(parts.method(), phase.value, parts.nodes, *where))
+
         name = "diagnose", fragment, phase.value, jax.tree.structure(compressor)
-        if name not in self._loop.programs:
-            params = take(state.params, parts.leaves(state.params)[fragment])
-            where = placements_of((params, compressor))
-            compare = make_diagnosis(parts.method(), phase.value, parts.nodes, *where)
-            self._loop.programs[name] = jax.jit(compare)
-        number = np.int32(state.step - 1)
-        return self._loop.programs[name](state.key, number, grads, compressor)
+        program = self._loop.program(name, make)
+        return program(state.key, np.int32(state.step - 1), grads, compressor)
 
     def _due(self, state: LocalState) -> int:
         """The fragment whose exchange is due. Raise ValueError if none is."""
@@ -182,8 +185,8 @@ class LocalStep:
     def _checked(self, state: LocalState, batch: PyTree = None) -> Arrays:
         """The arrays of a state, after the checks."""
         check_loop(state, LocalState, batch, self._parts.nodes)
-        if (count := len(state.phases)) != self._parts.fragments:
-            have = self._parts.fragments
+        count, have = len(state.phases), self._parts.fragments
+        if count != have:
             raise ValueError(f"these steps have {have} fragments, the state {count}")
         return Arrays(*state[2:-2])
 
@@ -207,33 +210,35 @@ class LocalStep:
             model_state = put(model_state, placements=LOCAL)
         check_own(self._made, before, arrays, parts, state.step, first)
         batch, fixed = loop.place_batch(batch, put), loop.put_frozen(frozen, device)
-        name = "inner", structure, fixed.name
-        if name not in loop.programs:
-            made = inner_program(parts, arrays, model_state, fixed.placements, *self._loss)
-            loop.programs[name] = made
+        program = loop.program(
+            ("inner", structure, fixed.name),
+            lambda: inner_program(parts, arrays, model_state, fixed.placements, *self._loss),
+        )
         args = arrays.own, arrays.inner, model_state, batch, arrays.largest_norm, fixed.arrays
-        return loop.programs[name], args, arrays, key
+        return program, args, arrays, key
 
     def _exchange(
         self, state: LocalState, metrics: LocalMetrics, arrays: Arrays
     ) -> tuple[LocalState, LocalMetrics]:
-        due, parts, programs = self._parts.due(state.step), self._parts, self._loop.programs
-        if due.exchange is None and (due.apply is None or not parts.overlap):
+        parts = self._parts
+        exchanged, applied = parts.due(state.step)
+        if not parts.overlap:
+            applied = None  # the exchange applies its aggregate itself
+        if exchanged is None and applied is None:
             return state, metrics
-        if due.exchange is not None:
-            program, arrays, phase = self._exchange_program(state, arrays, due.exchange)
+        if exchanged is not None:
+            program, arrays, phase = self._exchange_program(state, arrays, exchanged)
             wait_on_cpu(arrays, parts.nodes)
             arrays, info, reset = program(arrays, state.key, np.int32(state.step - 1))
-            state = state._replace(phases=replaced(state.phases, due.exchange, phase))
-            metrics = metrics._replace(exchanged=due.exchange, info=info, reset=reset)
-        if parts.overlap and due.apply is not None:
-            name = "apply", due.apply, jax.tree.structure(arrays)
-            if name not in programs:
-                programs[name] = apply_program(parts, arrays, due.apply)
+            state = state._replace(phases=replaced(state.phases, exchanged, phase))
+            metrics = metrics._replace(exchanged=exchanged, info=info, reset=reset)
+        if applied is not None:
+            name = "apply", applied, jax.tree.structure(arrays)
+            make = partial(apply_program, parts, arrays, applied)
             wait_on_cpu(arrays, parts.nodes)
-            arrays = programs[name](arrays)
+            arrays = self._loop.program(name, make)(arrays)
         note_returned(self._returned, arrays)
-        self._entered = None, None, None
+        self._loop.leave()
         return state._replace(**arrays._asdict()), metrics
 
     def _exchange_program(
@@ -243,23 +248,11 @@ class LocalStep:
         phase, compressor = self._enter(state, fragment)
         arrays = arrays._replace(compressor=replaced(arrays.compressor, fragment, compressor))
         name = fragment, phase.value, jax.tree.structure(arrays)
-        if name not in self._loop.programs:
-            made = exchange_program(self._parts, arrays, fragment, phase.value)
-            self._loop.programs[name] = made
-        return self._loop.programs[name], arrays, phase
+        make = partial(exchange_program, self._parts, arrays, fragment, phase.value)
+        return self._loop.program(name, make), arrays, phase
 
     def _enter(self, state: LocalState, fragment: int) -> tuple[Phase, State]:
         """The phase of a fragment's exchange, and the compressor's state after the transition."""
-        if self._entered[0] is state:  # each transition runs once
-            return self._entered[1:]
-        parts, before, after = self._parts, state.phases[fragment], state.compressor[fragment]
-        method, number = parts.method(), parts.round_of(fragment, state.step)
-        phase = phase_after(method, before, number, after, parts.nodes)
-        if phase.value != before.value:
-            new = method.transition(before.value, phase.value, after, parts.nodes)
-            after = self._loop.putter(device_of(state.params))(copied(new, unless_of=after))
-        self._entered = state, phase, after
-        return phase, after
-
-    def _check_state(self, state: LocalState) -> None:
-        check_local(self._parts, Arrays(*state[2:-2]))
+        before, memory = state.phases[fragment], state.compressor[fragment]
+        number = self._parts.round_of(fragment, state.step)
+        return self._loop.enter(state, self._parts.method(), before, number, memory)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jgc.layout.devices import LARGEST_NORM, unusable
+from jgc.layout.devices import unusable
 from jgc.loops.fragments import put_back, take
 from jgc.loops.loop import shardings_of
 from jgc.loops.losses import in_one_form
@@ -17,14 +17,13 @@ from jgc.loops.spikes import fresh, largest_after, limits_of
 from jgc.method.shards import info_of_node
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.gradients import node_grads
-from jgc.nodes.placement import LOCAL, SHARED, any_divided, is_placement
-from jgc.types import Array, Info, Key, PyTree
+from jgc.nodes.placement import LOCAL, SHARED, any_divided
+from jgc.types import Array, Info, PyTree
 
 
 def inner_program(
     parts: Parts, arrays: Arrays, model_state: PyTree, frozen: PyTree, loss: Callable[..., Any],
-    has_aux: bool,
-    unroll: bool | None,
+    has_aux: bool, unroll: bool | None,
 ) -> Callable[..., tuple[tuple, tuple]]:  # fmt: skip
     """`(own, inner, model_state, batch, largest_norm, frozen) -> (new, of_step)`, a step.
 
@@ -41,7 +40,9 @@ def inner_program(
     def inner_update(own, inner, model_state, batch, largest_norm, fixed):
         args = own, batch, model_state, *([fixed] if has_frozen else [])
         (losses, (after, aux)), grads = gradients(*args)  # all with an axis [K]
-        own, inner, finite, norms = inner_step(own, inner, grads, losses, limits_of(largest_norm))
+        norms = norms_of_nodes(grads)  # of whole gradients, also where devices divide them
+        finite = norms < limits_of(largest_norm)  # false for NaN
+        own, inner = inner_step(own, inner, grads, losses, finite)
         largest_norm = largest_after(largest_norm, norms, finite)
 
         def chosen(a, b):
@@ -54,38 +55,10 @@ def inner_program(
     return jax.jit(inner_update, donate_argnums=(0, 1, 2, 4), out_shardings=(shardings, None))
 
 
-def exchange_program(
-    parts: Parts, arrays: Arrays, fragment: int, phase: Hashable
-) -> Callable[..., Any]:
-    """A fragment's exchange, `(arrays, key, step) -> (arrays, info, reset)`."""
-    leaves = parts.leaves(arrays.params)[fragment]
-    exchange = make_exchange(parts, parts.placements(arrays), leaves, fragment, phase)
+def make_inner(parts: Parts, placements: Arrays) -> Callable[..., tuple[PyTree, PyTree]]:
+    """`(own, inner, grads, loss, usable bool[K]) -> (own, inner)`, all [K, ...].
 
-    def exchange_update(arrays, key, step):
-        return exchange(jax.random.fold_in(key, step), arrays)
-
-    shardings = shardings_of(arrays), None, None
-    return jax.jit(exchange_update, donate_argnums=0, out_shardings=shardings)
-
-
-def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arrays], Arrays]:
-    """A fragment's outer step with the aggregate that waits, `arrays -> arrays`."""
-    leaves = parts.leaves(arrays.params)[fragment]
-    apply = make_apply(parts, parts.placements(arrays), leaves, fragment)
-
-    def outer_update(arrays):
-        return apply(arrays, arrays.waiting[fragment])
-
-    return jax.jit(outer_update, donate_argnums=0, out_shardings=shardings_of(arrays))
-
-
-def make_inner(
-    parts: Parts, placements: Arrays
-) -> Callable[..., tuple[PyTree, PyTree, Array, Array]]:
-    """`(own, inner, grads, loss, limit) -> (own, inner, usable bool[K], norms f32[K])`, a step.
-
-    All arguments are [K, ...]. A node whose gradient is not finite or has a norm of at least
-    `limit`, f32[K] or a number, does not change its parameters and inner state.
+    A node whose gradient is not usable does not change its parameters and inner state.
     """
     import optax  # here: `import jgc` must not wait for it
 
@@ -97,25 +70,19 @@ def make_inner(
 
     own, inner = placements.own, placements.inner
     ins, partitioned = (own, inner, own, LOCAL, LOCAL), any_divided(own)
-    on_all = on_nodes(one, parts.nodes, ins, (own, inner), False, partitioned, communicates=False)
-
-    def inner_step(own, inner, grads, loss, limit=LARGEST_NORM):
-        norms = norms_of_nodes(grads)  # of whole gradients, also where devices divide them
-        usable = norms < limit  # false for NaN
-        return *on_all(own, inner, grads, loss, usable), usable, norms
-
-    return inner_step
+    return on_nodes(one, parts.nodes, ins, (own, inner), False, partitioned, communicates=False)
 
 
-def make_exchange(
-    parts: Parts, placements: Arrays, leaves: tuple[int, ...], fragment: int, phase: Hashable
-) -> Callable[[Key, Arrays], tuple[Arrays, Info, Array]]:
-    """`(key, arrays) -> (arrays, info [K], reset bool[K])`: aggregate, without overlap apply it.
+def exchange_program(
+    parts: Parts, arrays: Arrays, fragment: int, phase: Hashable
+) -> Callable[..., tuple[Arrays, Info, Array]]:
+    """A fragment's exchange, `(arrays, key, step) -> (arrays, info [K], reset bool[K])`.
 
-    If a node's pseudo-gradient is not finite or has a norm of 1e15 or more, nothing changes, except
-    that this node restarts (`make_reset`).
+    Without overlap its aggregate is applied at once. If a node's pseudo-gradient is not finite or
+    has a norm of 1e15 or more, nothing changes, except that this node restarts (`_reset`).
     """
-    method = parts.method()
+    method, placements = parts.method(), parts.placements(arrays)
+    leaves = parts.leaves(arrays.params)[fragment]
 
     def one(key, shared, own, state):
         grads = difference(shared, own)
@@ -123,14 +90,15 @@ def make_exchange(
         info = info_of_node(info, parts.nodes)
         return Waiting(mean, info.finite), state, info
 
-    shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
+    shared, own = (take(tree, leaves) for tree in (placements.params, placements.own))
     state = placements.compressor[fragment]
     outs = Waiting(shared, SHARED), state, LOCAL
     aggregate = on_nodes(one, parts.nodes, (SHARED, shared, own, state), outs)
-    apply = make_apply(parts, placements, leaves, fragment)
-    reset_nodes = make_reset(parts, placements, leaves)
+    apply = _outer_step(parts, placements, leaves, fragment)
+    reset_nodes = _reset(parts, placements, leaves)
 
-    def exchange(key, arrays):
+    def exchange_update(arrays, key, step):  # the name that profiles show
+        key = jax.random.fold_in(key, step)
         part, own = take(arrays.params, leaves), take(arrays.own, leaves)
         result, after, info = aggregate(key, part, own, arrays.compressor[fragment])
         states = replaced(arrays.compressor, fragment, after)
@@ -140,10 +108,22 @@ def make_exchange(
             return apply(arrays, result), info, reset
         return arrays._replace(waiting=replaced(arrays.waiting, fragment, result)), info, reset
 
-    return exchange
+    shardings = shardings_of(arrays), None, None
+    return jax.jit(exchange_update, donate_argnums=0, out_shardings=shardings)
 
 
-def make_reset(
+def apply_program(parts: Parts, arrays: Arrays, fragment: int) -> Callable[[Arrays], Arrays]:
+    """A fragment's outer step with the aggregate that waits, `arrays -> arrays`."""
+    leaves = parts.leaves(arrays.params)[fragment]
+    apply = _outer_step(parts, parts.placements(arrays), leaves, fragment)
+
+    def outer_update(arrays):
+        return apply(arrays, arrays.waiting[fragment])
+
+    return jax.jit(outer_update, donate_argnums=0, out_shardings=shardings_of(arrays))
+
+
+def _reset(
     parts: Parts, placements: Arrays, leaves: tuple[int, ...]
 ) -> Callable[..., tuple[PyTree, PyTree, Array]]:
     """`(params, own, inner, finite bool[K]) -> (own, inner, reset bool[K])`, after an exchange.
@@ -163,7 +143,7 @@ def make_reset(
     return on_nodes(one, parts.nodes, ins, (own, inner, LOCAL), partitioned=any_divided(own))
 
 
-def make_apply(
+def _outer_step(
     parts: Parts, placements: Arrays, leaves: tuple[int, ...], fragment: int
 ) -> Callable[[Arrays, Waiting], Arrays]:
     """`(arrays, aggregate) -> arrays`: a fragment's outer step, also in every node's parameters."""
@@ -176,7 +156,7 @@ def make_apply(
 
         return jax.tree.map(mixed, theta, own)
 
-    shared, own = (_take_placements(tree, leaves) for tree in (placements.params, placements.own))
+    shared, own = (take(tree, leaves) for tree in (placements.params, placements.own))
     on_all = on_nodes(settle, parts.nodes, (shared, own, SHARED), own)
 
     def apply(arrays, result):
@@ -191,8 +171,3 @@ def make_apply(
         )  # fmt: skip
 
     return apply
-
-
-def _take_placements(placements: PyTree, leaves: tuple[int, ...]) -> PyTree:
-    flat, treedef = jax.tree.flatten(placements, is_leaf=is_placement)
-    return jax.tree.unflatten(treedef, [x if i in leaves else None for i, x in enumerate(flat)])

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jgc.checks.argument_types import check_type
 from jgc.checks.misuse import check_compressor, check_loss, check_nodes, check_optimizer
+from jgc.loops.fragments import take
 from jgc.loops.local_loop import Init, LocalStep
 from jgc.loops.outer import Due, Parts
-from jgc.method.bytes_per_step import StepBytes
+from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.plan import any_residual
 from jgc.types import Compressor, Nodes, PyTree
 
@@ -51,7 +52,10 @@ class LocalSteps(NamedTuple):
         return self.parts.due(done)
 
     def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
-        """The bytes of H steps by phase, see `jgc.StepBytes`; `uncompressed`: of H gradients.
+        """The bytes of H steps, in which every fragment is exchanged once, by phase.
+
+        See `jgc.StepBytes`; `uncompressed` is the size of H whole gradients in f32. `params` may be
+        shapes and dtypes.
 
         Example:
           >>> import jax, jgc, optax
@@ -61,7 +65,14 @@ class LocalSteps(NamedTuple):
           >>> local.bytes_per_round({"w": jax.ShapeDtypeStruct((100, 100), "float32")})["top-k"]
           StepBytes(device=0.0, node=508.0, uncompressed=1200000.0)
         """
-        return self.parts.bytes_per_round(params)
+        parts = self.parts
+        fragments = [take(params, leaves) for leaves in parts.leaves(params)]
+        of_each = [bytes_per_step(parts.method(), part, parts.nodes) for part in fragments]
+        total = {}
+        for name in of_each[0]:
+            sent = StepBytes(*map(sum, zip(*(part[name] for part in of_each), strict=True)))
+            total[name] = sent._replace(uncompressed=parts.every * sent.uncompressed)
+        return total
 
     def make_step(
         self, loss: Callable[..., Any], has_aux: bool = False, unroll: bool | None = None

@@ -9,13 +9,14 @@ from jax.sharding import SingleDeviceSharding
 
 from jgc.checks.misuse import check_arrays, check_key
 from jgc.checks.states import check_remembered, remember
-from jgc.loops.buffers import check_params, device_of, put_arrays
+from jgc.loops.buffers import check_params, copied, device_of, put_arrays
 from jgc.loops.frozen import frozen_for
 from jgc.loops.model_state import of_all_nodes
 from jgc.loops.skipped import make_skip_warning
+from jgc.method.phases import phase_after
 from jgc.nodes.axis import check_node_axes
 from jgc.nodes.placement import BATCH, LOCAL
-from jgc.types import Array, Key, Nodes, PyTree
+from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
 
 
 class Loop:
@@ -31,7 +32,8 @@ class Loop:
         self.warn_of_skips = make_skip_warning(steps)
         self._check_state = check_state
         self._fitting: set[Any] = set()  # structures of states that fit
-        self._first: dict[Any, PyTree] = {}  # see `remember`
+        self._first: dict[Any, PyTree] = {}  # containers of the states that `init` makes
+        self._entered: tuple[Any, ...] = (None, None, None)  # see `enter`
 
     def putter(self, device: SingleDeviceSharding) -> Callable[..., PyTree]:
         """`put_arrays` for this layout and device."""
@@ -42,11 +44,28 @@ class Loop:
         check_key(key)
         check_params(params)
         put = self.putter(device_of(params))
-        return put(key), put(of_all_nodes(model_state, self.nodes), placements=LOCAL)
-
-    def remember(self, params: PyTree, model_state: PyTree) -> None:
-        """Record the containers of a state that `init` makes."""
+        model_state = put(of_all_nodes(model_state, self.nodes), placements=LOCAL)
         remember(self._first, params, model_state)
+        return put(key), model_state
+
+    def enter(
+        self, state: Any, method: Compressor, before: Phase, number: int, memory: State
+    ) -> tuple[Phase, State]:
+        """The phase of exchange `number`, and the compressor's state after the transition to it.
+
+        Each transition runs once: until `leave`, the result for the same loop state is kept.
+        """
+        if self._entered[0] is not state:
+            phase = phase_after(method, before, number, memory, self.nodes)
+            if phase.value != before.value:
+                new = method.transition(before.value, phase.value, memory, self.nodes)
+                memory = self.putter(device_of(state.params))(copied(new, unless_of=memory))
+            self._entered = state, phase, memory
+        return self._entered[1:]
+
+    def leave(self) -> None:
+        """Forget the state of `enter`, whose arrays a program takes."""
+        self._entered = None, None, None
 
     def check_fits(self, state: Any, structure: Any) -> None:
         """Raise ValueError, naming the leaf, unless a state is one that `init` makes."""
@@ -54,6 +73,12 @@ class Loop:
             check_remembered(self._first, state.params, state.model_state)
             self._check_state(state)
             self._fitting.add(structure)
+
+    def program(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """The program of a name, which is made once."""
+        if name not in self.programs:
+            self.programs[name] = make()
+        return self.programs[name]
 
     def place_batch(self, batch: PyTree, put: Callable[..., PyTree]) -> PyTree:
         """The batch on the devices. TypeError or ValueError, with the leaf, without an axis [K]."""

@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jgc.checks.misuse import check_arrays, check_model_state, check_pair, check_scalar
+from jgc.checks.misuse import check_arrays, check_pair, check_scalar, with_same_leaves
 
 
 def in_one_form(
-    loss: Callable[..., Any], has_aux: bool, has_state: bool, has_frozen: bool = False
+    loss: Callable[..., Any], has_aux: bool, has_state: bool, has_frozen: bool
 ) -> Callable[..., Any]:
     """`(params, batch, model_state) -> (scalar, (model_state, aux))`, whatever a loss takes.
 
@@ -17,28 +17,26 @@ def in_one_form(
     When called, raises TypeError for a loss of a different form.
 
     Example:
-      >>> in_one_form(lambda w, x: w * x, has_aux=False, has_state=False)(2.0, 3.0, ())
+      >>> in_one_form(lambda w, x: w * x, False, False, False)(2.0, 3.0, ())
       (6.0, ((), None))
     """
 
-    def without_state(params, batch, state, *frozen):
-        out, aux = _called(loss, has_state, has_frozen, params, batch, *frozen), None
-        if has_aux:
+    def one_form(params, batch, state, *frozen):
+        args = params, batch, *([state] if has_state else []), *frozen
+        out, new, aux = _called(loss, has_state, has_frozen, *args), state, None
+        if has_state:
+            form = "(scalar, (new model state, aux))" if has_aux else "(scalar, new model state)"
+            value, new = check_pair(out, form)
+            new, aux = check_pair(new, form) if has_aux else (new, None)
+        elif has_aux:
             value, aux = check_pair(out, "(scalar, aux), with has_aux=True")
         else:
             value = check_scalar(out)
         check_arrays(aux, or_numbers=True)
-        return value, (state, aux)
+        must = "the loss must return the model state's leaves as they were"
+        return value, (with_same_leaves(state, new, must), aux)
 
-    def with_state(params, batch, state, *frozen):
-        form = "(scalar, (new model state, aux))" if has_aux else "(scalar, new model state)"
-        out = _called(loss, has_state, has_frozen, params, batch, state, *frozen)
-        value, out = check_pair(out, form)
-        new, aux = check_pair(out, form) if has_aux else (out, None)
-        check_arrays(aux, or_numbers=True)
-        return value, (check_model_state(state, new), aux)
-
-    return with_state if has_state else without_state
+    return one_form
 
 
 def _called(loss: Callable[..., Any], has_state: bool, has_frozen: bool, *args: Any) -> Any:

@@ -42,6 +42,7 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
                 "unwrap it in the loss by jax.random.key_data (docs/your_loop.md, Dropout)",
                 stacklevel=3,
             )
+
     def first(x):
         return _split(x, nodes) if is_key(x) else per_node(x, nodes)
 

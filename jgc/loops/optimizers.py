@@ -36,16 +36,7 @@ _UNFIT = {  # by the name of a state
 
 
 def check_supported(state: PyTree, name: str = "the optimiser") -> None:
-    """Raise TypeError, naming the cure, for the state of an optimiser that no step can run.
-
-    Example:
-      >>> import jax.numpy as jnp, optax
-      >>> check_supported(optax.adam(0.1).init(jnp.zeros(2)))
-      >>> check_supported(optax.contrib.sophia(0.1).init(jnp.zeros(2)))
-      Traceback (most recent call last):
-      TypeError: a part of the optimiser is sophia's, which takes second derivatives of the loss,
-      obj_fn, and a step takes one gradient, and compresses it before the optimiser sees it: ...
-    """
+    """Raise TypeError, naming the cure, for the state of an optimiser that no step can run."""
     for part in jax.tree.leaves(state, is_leaf=lambda x: type(x).__name__ in _UNFIT):
         if (reason := _UNFIT.get(type(part).__name__)) is not None:
             raise TypeError(f"a part of {name} {reason}")
@@ -59,12 +50,6 @@ def updated(
 
     `value`, the loss f32[], is equal on all nodes that share the state. Raises TypeError if the
     optimiser wants other arguments.
-
-    Example:
-      >>> import jax.numpy as jnp, optax
-      >>> optimizer, g = optax.polyak_sgd(max_learning_rate=8.0), jnp.array([1.0, -1.0])
-      >>> updated(optimizer, g, optimizer.init(g), g, value=jnp.float32(3.0))[0]
-      Array([-1.5,  1.5], dtype=float32)
     """
     accepted = extras
     while True:

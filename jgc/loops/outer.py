@@ -22,7 +22,6 @@ from jgc.checks.states import RESTORE, check_fits as check_field
 from jgc.loops.buffers import check_params, copied, device_of, put_arrays
 from jgc.loops.fragments import cut, take
 from jgc.loops.optimizers import check_supported
-from jgc.method.bytes_per_step import StepBytes, bytes_per_step
 from jgc.method.compressor import compressor_of
 from jgc.method.plan import check_fits, parts_of, unchecked
 from jgc.method.signature import check_state
@@ -135,12 +134,13 @@ class Parts(NamedTuple):
                     "give it without as_optax"
                 )
             check_supported(state, f"the {name} optimiser")
-        keys = [jax.random.fold_in(key, i) for i in range(self.fragments)]
-        keys = keys if self.fragments > 1 else [key]
-        method = self.method()
+        keys, method = [key], self.method()
+        if self.fragments > 1:
+            keys = [jax.random.fold_in(key, i) for i in range(self.fragments)]
         states = [method.init(k, part, self.nodes) for k, part in zip(keys, parts, strict=True)]
-        waiting = [Waiting(jax.tree.map(jnp.zeros_like, x), jnp.bool_(True)) for x in parts]
-        waiting = waiting if self.overlap else []
+        waiting = [
+            Waiting(jax.tree.map(jnp.zeros_like, x), jnp.bool_(True)) for x in parts if self.overlap
+        ]
         waits, memory = (tuple(put(copied(x)) for x in xs) for xs in (waiting, states))
         own, inner = _for_every_node((params, inner), self.nodes)
         norms = jnp.zeros(self.nodes.count, jnp.float32)
@@ -152,19 +152,6 @@ class Parts(NamedTuple):
         shared, outer, waiting, compressor = (placements_of(x) for x in arrays[:4])
         inner = jax.tree.map(of_node, arrays.inner)
         return Arrays(shared, outer, waiting, compressor, locally(shared), inner, LOCAL)
-
-    def bytes_per_round(self, params: PyTree) -> dict[str, StepBytes]:
-        """The bytes of H steps, in which every fragment is exchanged once, by phase.
-
-        `uncompressed` is the size of H whole gradients in f32. `params` may be shapes and dtypes.
-        """
-        fragments = [take(params, part) for part in self.leaves(params)]
-        parts = [bytes_per_step(self.method(), part, self.nodes) for part in fragments]
-        total = {}
-        for name in parts[0]:
-            sent = StepBytes(*map(sum, zip(*(part[name] for part in parts), strict=True)))
-            total[name] = sent._replace(uncompressed=self.every * sent.uncompressed)
-        return total
 
 
 def difference(shared: PyTree, own: PyTree) -> PyTree:
@@ -184,9 +171,9 @@ def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
-def check_local(parts: Parts, arrays: Arrays) -> None:
+def check_local(parts: Parts, state: Any) -> None:
     """Raise ValueError, naming field and leaf, unless a state belongs to these local steps."""
-    params = arrays.params
+    params = state.params
 
     def of_nodes(x):
         return jax.ShapeDtypeStruct((parts.nodes.count, *x.shape), x.dtype)
@@ -197,17 +184,16 @@ def check_local(parts: Parts, arrays: Arrays) -> None:
     finite = jax.ShapeDtypeStruct((), bool)
     waiting = tuple(Waiting(part, finite) for part in fragments if parts.overlap)
     other = "or of other parameters"
-    check_field("own", arrays.own, own, "of other parameters than params")
-    check_field("inner", arrays.inner, inner, f"of a different inner optimiser, {other}")
-    check_field("outer", arrays.outer, outer, f"of a different outer optimiser, {other}")
+    check_field("own", state.own, own, "of other parameters than params")
+    check_field("inner", state.inner, inner, f"of a different inner optimiser, {other}")
+    check_field("outer", state.outer, outer, f"of a different outer optimiser, {other}")
     of = f"of local steps with a different overlap, {other}"
-    check_field("waiting", arrays.waiting, waiting, of)
-    states = arrays.compressor
+    check_field("waiting", state.waiting, waiting, of)
+    states = state.compressor
     if not isinstance(states, tuple) or len(states) != len(fragments):
-        form = f"a {type(states).__name__} of {len(states)}"
         raise ValueError(
-            f"compressor must be a tuple of {len(fragments)} states, one a fragment, and is "
-            f"{form}: {RESTORE}"
+            f"compressor must be a tuple of {len(fragments)} states, one a fragment, and is a "
+            f"{type(states).__name__} of {len(states)}: {RESTORE}"
         )
-    for i, (state, part) in enumerate(zip(states, fragments, strict=True)):
-        check_state(parts.method().init, part, state, parts.nodes, f"compressor/{i}")
+    for i, (memory, part) in enumerate(zip(states, fragments, strict=True)):
+        check_state(parts.method().init, part, memory, parts.nodes, f"compressor/{i}")

@@ -28,15 +28,6 @@ def make_skip_warning(steps: str = "steps") -> Callable[[int, Array], None]:
 
     It reads 20 values together, after the device has computed them, so the warning comes up to 40
     steps late, or more if the host is far ahead. It comes once. `steps` names the skipped steps.
-
-    Example:
-      >>> import jax.numpy as jnp, warnings
-      >>> warn_of_skips = make_skip_warning()
-      >>> with warnings.catch_warnings(record=True) as caught:
-      ...     for step in range(60):
-      ...         warn_of_skips(step, jnp.bool_(step < 7))
-      >>> str(caught[0].message)[:60]
-      'step 26 and the 19 steps before it were skipped: gradients w'
     """
     waiting: deque[tuple[int, Any]] = deque()
     skipped: Any = np.int64(0)  # in a row, of every node

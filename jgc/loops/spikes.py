@@ -54,16 +54,7 @@ def largest_after(largest: Array, norms: Array, usable: Array) -> Array:
 
 
 def fresh(optimizer: "optax.GradientTransformation", params: PyTree, state: PyTree) -> PyTree:
-    """The optimiser's first state, with the old counts of schedules and injected hyperparameters.
-
-    Example:
-      >>> import optax
-      >>> optimizer, params = optax.adam(optax.linear_schedule(0.1, 0.0, 100)), jnp.zeros(2)
-      >>> state = optimizer.update(jnp.ones(2), optimizer.init(params), params)[1]
-      >>> adam, schedule = fresh(optimizer, params, state)
-      >>> int(adam.count), adam.mu.tolist(), int(schedule.count)
-      (0, [0.0, 0.0], 1)
-    """
+    """The optimiser's first state, with old counts of schedules and injected hyperparameters."""
     return _anew(optimizer.init(params), state)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ from jgc.loops.step_program import (
     prepare_program,
     step_program,
 )  # fmt: skip
-from jgc.method.phases import phase_after, phase_at
+from jgc.method.phases import phase_at
 from jgc.method.shards import shards_of
 from jgc.method.signature import check_state
 from jgc.nodes.placement import ByShards
@@ -68,7 +69,6 @@ class Step:
         self._coming: dict[Hashable, Future] = {}  # programs that a thread compiles
         ahead = ahead and settings.compressor.next_phase is None
         self._thread = ThreadPoolExecutor(1) if ahead else None
-        self._entered: tuple[Any, ...] = (None, None, None)  # see `upcoming`
 
     def init(self, key: Key, params: PyTree, model_state: PyTree = ()) -> LoopState:
         """The state before the first step. See `jgc.make_step`."""
@@ -85,7 +85,6 @@ class Step:
         if compressor.owns_momentum:
             warn_of_momentum(opt_state)
         state = put(copied(compressor.init(key, params, nodes)))
-        self._loop.remember(params, model_state)
         phase = phase_at(compressor.schedule, 0)
         return LoopState(0, phase, params, opt_state, state, placed_key, model_state)
 
@@ -98,18 +97,16 @@ class Step:
         self._compile_next(state.step, call)
         if call.name in self._coming:
             self._coming.pop(call.name).exception()  # waits; the call raises an error itself
-        self._entered = None, None, None
+        self._loop.leave()
         arrays, metrics = program(*call.args)
         self._loop.warn_of_skips(state.step, metrics.info.finite)
-        params, opt_state, memory, model_state = arrays
-        first = LoopState(state.step + 1, call.phase, params, opt_state, memory, call.args[1])
-        return first._replace(model_state=model_state), metrics
+        after = LoopState(state.step + 1, call.phase, **arrays._asdict(), key=call.args[1])
+        return after, metrics
 
     def upcoming(self, state: LoopState) -> tuple[Phase, State]:
         """The phase of the coming step, and the compressor's state after the transition to it."""
-        if self._entered[0] is not state:  # each transition runs once
-            self._entered = state, *self._enter(state)
-        return self._entered[1:]
+        compressor = self._settings.compressor
+        return self._loop.enter(state, compressor, state.phase, state.step, state.compressor)
 
     def lower(self, state: LoopState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
         """The program of the coming step: `step.lower(state, batch).compile()` compiles it.
@@ -143,13 +140,14 @@ class Step:
         arrays, key, number, *_ = call.args
         grads, nodes = self._gradients(call), self._settings.nodes
         wait_on_cpu(grads, nodes)
-        where = placements_of_step(arrays)
-        name = ("diagnose", *call.name)
-        if name not in self._loop.programs:
-            method, phase = self._settings.compressor, call.phase.value
-            compare = make_diagnosis(method, phase, nodes, where.params, where.compressor)
-            self._loop.programs[name] = jax.jit(compare)
-        return self._loop.programs[name](key, number, grads, arrays.compressor)
+        where, compressor = placements_of_step(arrays), self._settings.compressor
+
+        def make():
+            phase = call.phase.value
+            return jax.jit(make_diagnosis(compressor, phase, nodes, where.params, where.compressor))
+
+        program = self._loop.program(("diagnose", *call.name), make)
+        return program(key, number, grads, arrays.compressor)
 
     def _gradients(self, call: "_Call") -> PyTree:
         """All nodes' gradients, as they enter the compressor."""
@@ -159,18 +157,15 @@ class Step:
         if self._settings.prepare is None:
             return grads
         wait_on_cpu(grads, nodes)
-        name = ("prepare", *call.name[1:])
-        if name not in self._loop.programs:
-            self._loop.programs[name] = prepare_program(self._settings, arrays.params)
-        return self._loop.programs[name](grads, arrays.params)
+        make = partial(prepare_program, self._settings, arrays.params)
+        return self._loop.program(("prepare", *call.name[1:]), make)(grads, arrays.params)
 
     def _gradients_program(self, call: "_Call") -> Any:
         """The gradients: for `diagnose`, and with `split` for the steps of all phases."""
-        name = ("gradients", *call.name[1:])
-        if name not in self._loop.programs:
-            gradients = make_gradients(self._settings, call.args[0], call.frozen)
-            self._loop.programs[name] = jax.jit(gradients)
-        return self._loop.programs[name]
+        return self._loop.program(
+            ("gradients", *call.name[1:]),
+            lambda: jax.jit(make_gradients(self._settings, call.args[0], call.frozen)),
+        )
 
     def _prepared(self, state: LoopState, batch: PyTree, frozen: PyTree) -> "_Call":
         """The arguments of the coming step, checked and on the devices."""
@@ -196,25 +191,14 @@ class Step:
         args = arrays, key, np.int32(state.step), batch, fixed.arrays
         return _Call(phase, name, fixed.placements, args)
 
-    def _enter(self, state: LoopState) -> tuple[Phase, State]:
-        _, compressor, _, nodes, *_ = self._settings
-        phase = phase_after(compressor, state.phase, state.step, state.compressor, nodes)
-        if phase.value == state.phase.value:
-            return phase, state.compressor
-        after = compressor.transition(state.phase.value, phase.value, state.compressor, nodes)
-        after = copied(after, unless_of=state.compressor)
-        return phase, self._loop.putter(device_of(state.params))(after)
-
     def _program(self, call: "_Call") -> Any:
-        programs = self._loop.programs
-        if call.name not in programs:
+        def make():
             settings, phase, arrays = self._settings, call.phase.value, call.args[0]
             if settings.split:
-                gradients = self._gradients_program(call)
-                programs[call.name] = SplitProgram(settings, phase, arrays, gradients)
-            else:
-                programs[call.name] = step_program(settings, phase, arrays, call.frozen)
-        return programs[call.name]
+                return SplitProgram(settings, phase, arrays, self._gradients_program(call))
+            return step_program(settings, phase, arrays, call.frozen)
+
+        return self._loop.program(call.name, make)
 
     def _compile_next(self, step: int, call: "_Call") -> None:
         """Let the thread compile the next phase of the schedule, if there is a thread."""

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from jgc import comm
-from jgc.checks.misuse import form_of, leaves_by_path
+from jgc.checks.misuse import with_same_leaves
 from jgc.loops.buffers import wait_on_cpu
 from jgc.loops.loop import shardings_of
 from jgc.loops.losses import in_one_form
@@ -204,31 +205,15 @@ def prepared(
     """A node's gradient after `prepare`. TypeError unless it has the same leaves."""
     if prepare is None:
         return grads
-    new = prepare(grads, params)
-    trees = leaves_by_path(grads), leaves_by_path(new)
-    for name in [*trees[0], *trees[1]]:
-        was, now = (form_of(tree[name]) if name in tree else "not there" for tree in trees)
-        if was != now:
-            raise TypeError(
-                "prepare must return the gradient's leaves with their shapes and dtypes: "
-                f"{name!r} was {was}, and is {now}"
-            )
-    return jax.tree.unflatten(jax.tree.structure(grads), jax.tree.leaves(new))
+    must = "prepare must return the gradient's leaves with their shapes and dtypes"
+    return with_same_leaves(grads, prepare(grads, params), must)
 
 
 def _means_over_nodes(
     loss: Array, info: Info, aux: PyTree, nodes: Nodes
-) -> tuple[list[Array], PyTree]:
+) -> tuple[tuple[Array, ...], PyTree]:
     """Means of loss, residual norm, elements sent and overflow, and of `aux`, by one collective."""
-    scalars = (loss, info.residual_norm, info.elements_sent, info.overflow)
-    leaves, structure = jax.tree.flatten(aux)
-    values = jnp.stack([x.astype(jnp.float32) for x in scalars])
-    if leaves:
-        flat = [jnp.ravel(x).astype(jnp.float32) for x in leaves]
-        values = jnp.concatenate([values, *flat])
-    values = comm.pmean(values, nodes, "metrics")
-    means, at = list(values[: len(scalars)]), len(scalars)
-    for i, x in enumerate(leaves):
-        leaves[i] = values[at : at + jnp.size(x)].reshape(jnp.shape(x))
-        at += jnp.size(x)
-    return means, jax.tree.unflatten(structure, leaves)
+    scalars = loss, info.residual_norm, info.elements_sent, info.overflow
+    values = jax.tree.map(lambda x: x.astype(jnp.float32), (scalars, aux))
+    flat, unravel = ravel_pytree(values)
+    return unravel(comm.pmean(flat, nodes, "metrics"))

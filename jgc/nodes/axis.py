@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Number
 from typing import Any
 
 import jax
@@ -11,12 +10,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.checks.misuse import check_arrays, check_nodes, path_of
+from jgc.checks.misuse import check_arrays, check_nodes
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
     BATCH,
-    SHARED,
     Sharded,
     Stacked,
     axes_of,
@@ -78,43 +76,12 @@ def on_nodes(
                 "unroll=True and communicates=False are for functions that do not communicate; "
                 "their outputs are LOCAL, not SHARED")
         fn = _by_itself(fn, nodes._replace(fast=()) if partitioned else nodes, ins, outs)
-    explicit = mesh is not None and AxisType.Explicit in mesh.axis_types
-    one_per_device = nodes.layout == "one per device"
-    may_vary = {}
-    for placement in jax.tree.leaves(outs):
-        vmapped = one_per_device or on_node_axis(placement)
-        may_vary[placement] = axes_of(placement, nodes) | ({EMULATED} if vmapped else set())
     differing: list[str] = []  # outputs that differ in the last trace and should not
-
-    def on_node(*args):
-        out = fn(*args)
-        if not communicates:
-            return out
-        differing.clear()
-        leaves = jax.tree_util.tree_flatten_with_path(out)[0]
-        placements = jax.tree.leaves(jax.tree.broadcast(outs, out))
-        for (path, x), placement in zip(leaves, placements, strict=True):
-            on_vmap = {EMULATED} if getattr(x, "batch_dim", None) is not None else set()
-            if (jax.typeof(x).mat.varying | on_vmap) - may_vary[placement]:
-                differing.append(path_of(path))
-                if one_per_device:
-                    inside = on_node_axis(placement)
-                    raise ValueError((_inside_a_node if inside else _not_shared)(differing[0]))
-        return out
-
+    on_node = _naming_differences(fn, nodes, outs, communicates, differing)
     on_device = _on_device(on_node, nodes, ins, outs, unroll)
-    if partitioned and nodes.fast:
-        on_mesh = _partitioned(on_device, nodes, ins, outs, communicates)
-    else:
-        if any(isinstance(x, Stacked) for x in jax.tree.leaves((ins, outs))):
-            on_device = _without_device_axis(on_device, ins, outs)
-        on_mesh = on_device
-        if mesh is not None:
-            specs = (jax.tree.map(partial(spec, nodes=nodes), tree) for tree in (ins, outs))
-            on_mesh = jax.shard_map(
-                on_device, mesh=mesh, in_specs=next(specs), out_specs=next(specs),
-                check_vma=communicates,
-            )  # fmt: skip
+    divide = _partitioned if partitioned and nodes.fast else _mapped
+    on_mesh = divide(on_device, nodes, ins, outs, communicates)
+    explicit = mesh is not None and AxisType.Explicit in mesh.axis_types
 
     def divided(placement, x):
         return jax.sharding.reshard(jnp.asarray(x), NamedSharding(mesh, spec(placement, nodes)))
@@ -132,8 +99,6 @@ def on_nodes(
         except ValueError as error:
             if "vmap has mapped output" not in str(error):
                 raise
-            # JAX's error names no leaf. `on_node` cannot raise it: `batch_dim` may be of a vmap of
-            # the caller's around all nodes
             raise ValueError(_not_shared(*differing[:1])) from None
 
     return checked
@@ -146,43 +111,65 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
     all have b = 0 is an error, too: the mean loss of no examples is NaN.
     """
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
-    count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
-    parts = nodes.size(nodes.fast) if nodes.fast else 1
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    count, parts = nodes.per_device * nodes.size(nodes.slow), nodes.size(nodes.fast)
     batches = []  # shapes [K, b, ...]
-    each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
-    for (path, x), placement in zip(leaves, each, strict=True):
-        if not (hasattr(x, "dtype") or isinstance(x, Number)):
-            check_arrays(tree, or_numbers=True)  # raises
-        where = getattr(placement, "placement", placement)
-        if where == SHARED:
+    check_arrays(tree, or_numbers=True)
+    for path, placement, x in placed_leaves(placements, tree):
+        if not on_node_axis(placement):
             continue
         shape = getattr(x, "shape", ())
+        leaf = f"the leaf {path!r} of {name}" if path else name
         if not shape or shape[0] != count:
             cure = "jgc.node_grads, compressor.init and jgc.init_optax return such arrays"
-            if where == BATCH:
+            if placement == BATCH:
                 cure = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
                 if not shape:
                     cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
                 cure = f"a batch has leading axes [K, b]: {cure}"
             raise ValueError(
-                f"{which_leaf(path, name)} has shape {shape}, and its first axis must be the K = "
-                f"{count} nodes; {cure}")
-        if where != BATCH:
+                f"{leaf} has shape {shape}, and its first axis must be the K = {count} nodes; "
+                f"{cure}")
+        if placement != BATCH:
             continue
         if parts > 1 and (len(shape) < 2 or shape[1] % parts):
             raise ValueError(
-                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's "
-                f"examples, must be divisible by the node's {parts} devices (random keys, too)")
+                f"{leaf} has shape {shape}, and its second axis, a node's examples, must be "
+                f"divisible by the node's {parts} devices (random keys, too)")
         batches += [shape] if len(shape) > 1 else []
     if batches and not any(shape[1] for shape in batches):
-        raise ValueError(
-            f"{name} has no examples, an array of shape {batches[0]}: give every node one")
+        shape = batches[0]
+        raise ValueError(f"{name} has no examples, an array of shape {shape}: give every node one")
 
 
-def which_leaf(path: tuple[Any, ...], name: str) -> str:
-    """A leaf of the tree `name`, for an error."""
-    return f"the leaf {path_of(path)!r} of {name}" if path else name
+def _naming_differences(
+    fn: Callable, nodes: Nodes, outs: PyTree, communicates: bool, differing: list[str]
+) -> Callable:
+    """`fn`, which if it communicates lists in `differing` the outputs that should not differ.
+
+    It raises an error only with one node per device. Under `vmap`, where JAX's error names no leaf,
+    it cannot: `batch_dim` may be of a vmap of the caller's around all nodes.
+    """
+    one_per_device = nodes.layout == "one per device"
+    may_vary = {}
+    for placement in jax.tree.leaves(outs):
+        vmapped = one_per_device or on_node_axis(placement)
+        may_vary[placement] = axes_of(placement, nodes) | ({EMULATED} if vmapped else set())
+
+    def on_node(*args):
+        out = fn(*args)
+        if not communicates:
+            return out
+        differing.clear()
+        for name, placement, x in placed_leaves(outs, out):
+            on_vmap = {EMULATED} if getattr(x, "batch_dim", None) is not None else set()
+            if (jax.typeof(x).mat.varying | on_vmap) - may_vary[placement]:
+                differing.append(name)
+                if one_per_device:
+                    inside = on_node_axis(placement)
+                    raise ValueError((_inside_a_node if inside else _not_shared)(name))
+        return out
+
+    return on_node
 
 
 def _on_device(on_node: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll: bool) -> Callable:
@@ -208,6 +195,21 @@ def _on_device(on_node: Callable, nodes: Nodes, ins: tuple, outs: PyTree, unroll
         return one_after_another
     axes = (jax.tree.map(lambda x: 0 if on_node_axis(x) else None, tree) for tree in (ins, outs))
     return jax.vmap(on_node, next(axes), next(axes), axis_name=EMULATED, axis_size=count)
+
+
+def _mapped(
+    on_device: Callable, nodes: Nodes, ins: tuple, outs: PyTree, communicates: bool
+) -> Callable:
+    """`on_device` on every device of the mesh, each with its part of the arrays."""
+    if any(isinstance(x, Stacked) for x in jax.tree.leaves((ins, outs))):
+        on_device = _without_device_axis(on_device, ins, outs)
+    if nodes.mesh is None:
+        return on_device
+    specs = (jax.tree.map(partial(spec, nodes=nodes), tree) for tree in (ins, outs))
+    return jax.shard_map(
+        on_device, mesh=nodes.mesh, in_specs=next(specs), out_specs=next(specs),
+        check_vma=communicates,
+    )  # fmt: skip
 
 
 def _without_device_axis(on_device: Callable, ins: tuple, outs: PyTree) -> Callable:

@@ -35,8 +35,7 @@ from jgc.types import Nodes, PyTree
 
 def node_grads(
     loss: Callable, nodes: Nodes, has_aux: bool = False, unroll: bool | None = None,
-    local: bool = False,
-    placements: PyTree = SHARED, frozen: PyTree = None,
+    local: bool = False, placements: PyTree = SHARED, frozen: PyTree = None,
 ) -> Callable:  # fmt: skip
     """Make a function of node-local gradients, for your own training loop.
 
@@ -142,8 +141,7 @@ def unrolled(unroll: bool | None, nodes: Nodes) -> bool:
 
 
 def _shapes_on_a_device(args: tuple, ins: tuple, nodes: Nodes) -> tuple:
-    """The shapes of the arguments where a loss sees them: one node's, and of its examples one
-    device's."""
+    """The shapes that a loss sees: one node's arguments, of its examples one device's."""
     for i, (placements, arg) in enumerate(zip(ins, args, strict=True)):
         check_node_axes(placements, arg, nodes, f"argument {i}")
 

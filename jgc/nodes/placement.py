@@ -64,11 +64,6 @@ class ByShards:
     group_of: tuple[int, ...]  # the group of each leaf of the gradients, in tree order
 
 
-def is_placement(x: Any) -> bool:
-    """Whether x is a leaf of a tree of placements."""
-    return isinstance(x, Placement)
-
-
 def on_node_axis(placement: Placement) -> bool:
     """Whether arrays of this placement have a leading axis [K]."""
     return (placement if isinstance(placement, str) else placement.placement) != SHARED
@@ -76,8 +71,8 @@ def on_node_axis(placement: Placement) -> bool:
 
 def check_placements(placements: PyTree) -> None:
     """Raise ValueError for a leaf that is not a placement."""
-    for x in jax.tree.leaves(placements, is_leaf=is_placement):
-        if not is_placement(x) or getattr(x, "placement", x) not in (SHARED, LOCAL, BATCH):
+    for x in jax.tree.leaves(placements):
+        if not isinstance(x, Placement) or getattr(x, "placement", x) not in (SHARED, LOCAL, BATCH):
             known = f"jgc.SHARED ({SHARED!r}), jgc.LOCAL ({LOCAL!r}) or jgc.BATCH ({BATCH!r})"
             raise ValueError(f"a placement must be {known}, got {x!r}")
 
@@ -114,12 +109,12 @@ def locally(placements: PyTree) -> PyTree:
     def local(x):
         return LOCAL if isinstance(x, str) else dataclasses.replace(x, placement=LOCAL)
 
-    return jax.tree.map(local, placements, is_leaf=is_placement)
+    return jax.tree.map(local, placements)
 
 
 def any_divided(placements: PyTree) -> bool:
     """Whether the devices of a node divide an array of a tree of placements."""
-    return any(isinstance(x, Sharded) for x in jax.tree.leaves(placements, is_leaf=is_placement))
+    return any(isinstance(x, Sharded) for x in jax.tree.leaves(placements))
 
 
 def sharding_of(x: Any) -> Any:
@@ -177,7 +172,8 @@ def placements_of(tree: PyTree) -> PyTree:
         if is_accumulator(x):
             rest = jax.tree.map(placement, x._replace(acc_grads=None), is_leaf=is_special)
             return rest._replace(acc_grads=jax.tree.map(of_node, x.acc_grads))
-        return Sharded(SHARED, sharding_spec(x)) if sharding_spec(x) != P() else SHARED
+        divided = sharding_spec(x)
+        return Sharded(SHARED, divided) if divided != P() else SHARED
 
     def is_special(x):
         return isinstance(x, State) or is_accumulator(x)
@@ -191,11 +187,11 @@ def of_node(x: Any) -> Placement:
     return Sharded(LOCAL, inner) if any(axis is not None for axis in inner) else LOCAL
 
 
-def _of_state(tree: PyTree, kind: str) -> PyTree:
+def _of_state(tree: PyTree, half: str) -> PyTree:
     if not isinstance(tree, ByShards):
-        return jax.tree.map(lambda _: kind, tree)
+        return jax.tree.map(lambda _: half, tree)
     parts = [
-        jax.tree.map(lambda _, axes=axes: Stacked(kind, axes) if axes else kind, part)
+        jax.tree.map(lambda _, axes=axes: Stacked(half, axes) if axes else half, part)
         for axes, part in zip(tree.axes, tree.parts, strict=True)
     ]
     return dataclasses.replace(tree, parts=tuple(parts))

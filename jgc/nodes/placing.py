@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 from jgc.checks.misuse import check_nodes, is_key
 from jgc.nodes.axis import check_node_axes
-from jgc.nodes.placement import BATCH, LOCAL, check_placements, is_placement, spec
+from jgc.nodes.placement import BATCH, LOCAL, check_placements, spec
 from jgc.types import Array, Nodes, PyTree
 
 
@@ -30,11 +30,17 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     if nodes.mesh is None:
         return jax.tree.map(lambda x: jnp.asarray(_strong(x)), tree)
 
-    def put(placement, sub):
-        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
-        return jax.tree.map(lambda x: place_array(x, sharding), sub)
+    return _map_sharded(place_array, placements, tree, nodes)
 
-    return jax.tree.map(put, placements, tree, is_leaf=is_placement)
+
+def _map_sharded(f: Callable, placements: PyTree, tree: PyTree, nodes: Nodes) -> PyTree:
+    """`f(leaf, sharding)` of all leaves, on a mesh."""
+
+    def mapped(placement, sub):
+        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
+        return jax.tree.map(lambda x: f(x, sharding), sub)
+
+    return jax.tree.map(mapped, placements, tree)
 
 
 def _strong(x: Any) -> Any:
@@ -52,12 +58,7 @@ def placed_shapes(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
 
     if nodes.mesh is None:
         return jax.tree.map(shape, tree)
-
-    def put(placement, sub):
-        sharding = NamedSharding(nodes.mesh, spec(placement, nodes))
-        return jax.tree.map(lambda x: shape(x, sharding), sub)
-
-    return jax.tree.map(put, placements, tree, is_leaf=is_placement)
+    return _map_sharded(shape, placements, tree, nodes)
 
 
 def place_array(x: Any, sharding: Sharding) -> Array:

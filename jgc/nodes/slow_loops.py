@@ -5,7 +5,6 @@ matrix products are as fast as elsewhere.
 """
 
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jgc.comm.jaxprs import called
@@ -28,15 +27,7 @@ class Looped(NamedTuple):
 
 
 def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
-    """Warn if a gradient has convolutions in loops that its loss lacks; both are jaxprs.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> def loss(w, x):
-      ...     return sum(jnp.sum(jax.lax.conv(x[i], w, (1, 1), "SAME")) for i in range(2))
-      >>> args = jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8))
-      >>> warn_of_slow_loops(jax.make_jaxpr(loss)(*args), jax.make_jaxpr(jax.grad(loss))(*args))
-    """
+    """Warn if a gradient has convolutions in loops that its loss lacks; both are jaxprs."""
     known = {x.dimensions for x in convolutions_in_loops(loss)}
     backward = [x for x in convolutions_in_loops(gradient) if x.dimensions not in known]
     if backward:
@@ -50,30 +41,18 @@ def warn_of_slow_loops(loss: Any, gradient: Any) -> None:
         )
 
 
-def convolutions_in_loops(jaxpr: Any) -> list[Looped]:
+def convolutions_in_loops(jaxpr: Any, loop: str = "") -> list[Looped]:
     """The convolutions of a traced function that lie in a loop or branch.
 
-    A `scan` of one turn, or one that is unrolled whole, is no loop.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> def scanned(w, x):
-      ...     def add(s, x):
-      ...         return s + jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME")), None
-      ...     return jax.lax.scan(add, 0.0, x)[0]
-      >>> traced = jax.make_jaxpr(scanned)(jnp.ones((1, 1, 3, 3)), jnp.ones((2, 1, 1, 8, 8)))
-      >>> [x.loop for x in convolutions_in_loops(traced)]
-      ['a scan of 2 turns']
+    A `scan` of one turn, or one that is unrolled whole, is no loop. `loop` is around the function.
     """
-    return list(_looped(jaxpr, loop=""))
-
-
-def _looped(jaxpr: Any, loop: str) -> Iterator[Looped]:
+    convolutions = []
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if loop and eqn.primitive.name == "conv_general_dilated":
-            yield Looped(eqn.params["dimension_numbers"], loop)
+            convolutions.append(Looped(eqn.params["dimension_numbers"], loop))
         for inner in called(eqn.params):
-            yield from _looped(inner, _loop_of(eqn) or loop)
+            convolutions += convolutions_in_loops(inner, _loop_of(eqn) or loop)
+    return convolutions
 
 
 def _loop_of(eqn: Any) -> str:

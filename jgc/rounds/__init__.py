@@ -17,9 +17,9 @@ from jgc.rounds.arithmetic import AdamW, Sgd
 from jgc.rounds.bucket import BucketError, NoBucket, open_bucket
 from jgc.rounds.context import RoundsError, Rules, Timeout, Twin
 from jgc.rounds.loop import Rounds, check, join
-from jgc.rounds.protocol import Outcome
+from jgc.rounds.outcome import Outcome
 
 __all__ = [
-    "AdamW", "BucketError", "NoBucket", "Outcome", "Rounds", "RoundsError", "Rules", "Sgd", "Timeout", "Twin",
-    "check", "join", "open_bucket",
+    "AdamW", "BucketError", "NoBucket", "Outcome", "Rounds", "RoundsError", "Rules", "Sgd",
+    "Timeout", "Twin", "check", "join", "open_bucket",
 ]  # fmt: skip

@@ -81,15 +81,18 @@ def weighted_mean(vectors: Iterable[tuple[int, Vector]], most: int) -> Vector | 
     return total if total is None else total / np.float32(weights)
 
 
-def stepped(outer: Outer, shared: Shared, vectors: Iterable[tuple[int, Vector]], most: int) -> Shared:
+def stepped(
+    outer: Outer, shared: Shared, vectors: Iterable[tuple[int, Vector]], most: int
+) -> Shared:
     """The shared state after a round; see `weighted_mean`. Without vectors only the number changes.
 
     Raises RuntimeError if this thread flushes denormal numbers to zero.
     """
     if not np.float32(1e-40) * np.float32(0.5) > 0:
         raise RuntimeError(
-            "this thread rounds denormal numbers to zero (a library built with -ffast-math does that "
-            "on import), so this node would diverge from the others: import that library elsewhere"
+            "this thread rounds denormal numbers to zero (a library built with -ffast-math does "
+            "that on import), so this node would diverge from the others: import that library "
+            "elsewhere"
         )
     mean = weighted_mean(vectors, most)
     if mean is None:
@@ -137,7 +140,8 @@ class AdamW:
         _check("b1", self.b1, 0 <= self.b1 < 1, "in [0, 1)")
         _check("b2", self.b2, 0 <= self.b2 < 1, "in [0, 1)")
         _check("eps", self.eps, 0 < self.eps < float("inf"), "finite and positive")
-        _check("weight_decay", self.weight_decay, 0 <= self.weight_decay < float("inf"), "at least 0")
+        decay = self.weight_decay
+        _check("weight_decay", decay, 0 <= decay < float("inf"), "at least 0")
 
     def init(self, n: int) -> Arrays:
         zeros = np.zeros(n, np.float32)
@@ -151,7 +155,8 @@ class AdamW:
         unbiased_m, unbiased_v = m / f(1 - power(self.b1, count)), v / f(1 - power(self.b2, count))
         # np.sqrt is rounded correctly, as + - * / are, so it has the same bits everywhere
         update = unbiased_m / (np.sqrt(unbiased_v) + f(self.eps)) + f(self.weight_decay) * theta
-        return theta - f(self.rate) * update, {"count": np.array(count, np.int32), "mean": m, "square": v}
+        arrays = {"count": np.array(count, np.int32), "mean": m, "square": v}
+        return theta - f(self.rate) * update, arrays
 
 
 def power(x: float, n: int) -> float:

@@ -1,6 +1,6 @@
 """The bucket in which the nodes of a run meet: an object store behind four requests.
 
-    bucket = open_bucket("s3://bucket/run7")      # also gs://, az://, file:// and the path of a folder
+    bucket = open_bucket("s3://bucket/run7")      # also gs://, az://, file:// and a folder's path
     bucket.create("rounds/00000003/paris.msg", data)
 
 A bucket must guarantee
@@ -36,8 +36,21 @@ class NoBucket(BucketError):
     """The bucket does not exist or does not let this process in: trying again does not help."""
 
 
+_MISSING = "there is no such bucket; create it first"
+_FAILURES: tuple[tuple[str, type[BucketError], str], ...] = (  # patterns of errors, in order
+    (r"NoSuchBucket|bucket does not exist|Unable to canonicalize", NoBucket, _MISSING),
+    (r"No space left|507 Insufficient|File too large|StorageFull|QuotaExceeded|Disk quota",
+     BucketError, "the bucket is full; delete old rounds or make room"),
+    (r"169\.254\.169\.254|metadata\.google|MissingAccount|Account must",
+     NoBucket, "no credentials in the environment"),
+    ("RequestTimeTooSkewed", NoBucket, "this machine's clock is wrong; set it"),  # a 403, too
+    (r"\b40[13]\b|Unauth|PermissionDenied|AccessDenied|InvalidAccessKey",
+     NoBucket, "the credentials are refused"),
+)  # fmt: skip
+
+
 class Counts(NamedTuple):
-    """Requests by kind, and bytes of objects up and down; a listing counts 300 bytes an entry."""
+    """Requests by type, and bytes of objects up and down; a listing counts 300 bytes an entry."""
 
     create: int = 0
     get: int = 0
@@ -45,10 +58,6 @@ class Counts(NamedTuple):
     delete: int = 0
     up: int = 0
     down: int = 0
-
-    def plus(self, **more: int) -> "Counts":
-        """The counts with `more` added to the fields that it names."""
-        return self._replace(**{name: getattr(self, name) + n for name, n in more.items()})
 
     def since(self, before: "Counts") -> "Counts":
         """The difference from earlier counts."""
@@ -61,7 +70,7 @@ class Bucket(Protocol):
     counts: Counts
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that does not exist. False if it exists, even if this process wrote it."""
+        """Write an object. False if the name exists, even if this process wrote it."""
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         """The objects, in parallel; None for a name that does not exist."""
@@ -90,12 +99,13 @@ class ObjectStore:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            raise NoBucket(f"{self.url}: there is no such bucket; create it first") from None
+            raise NoBucket(f"{self.url}: {_MISSING}") from None
         return True
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         # `map` carries an error of a thread to the caller
-        objects = [self._get(names[0])] if len(names) == 1 else list(self._pool.map(self._get, names))
+        run = map if len(names) == 1 else self._pool.map
+        objects = list(run(self._get, names))
         self._count(get=len(names), down=sum(len(x) for x in objects if x))
         return objects
 
@@ -117,7 +127,7 @@ class ObjectStore:
         try:
             sizes = self._asked(listed)
         except FileNotFoundError:
-            raise NoBucket(f"{self.url}: there is no such bucket; create it first") from None
+            raise NoBucket(f"{self.url}: {_MISSING}") from None
         self._count(list=1, down=300 * len(sizes))
         return dict(sorted(sizes.items()))
 
@@ -133,7 +143,8 @@ class ObjectStore:
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            self.counts = self.counts.plus(**more)
+            sums = {name: getattr(self.counts, name) + n for name, n in more.items()}
+            self.counts = self.counts._replace(**sums)
 
     def _asked(self, request: Callable[[], T]) -> T:
         """The answer to a request; its errors as a `BucketError` of one line."""
@@ -150,17 +161,9 @@ class ObjectStore:
 
     def _error(self, error: Exception) -> BucketError:
         line = str(error).split("\n")[0][:400]
-        if re.search(r"NoSuchBucket|bucket does not exist|Unable to canonicalize", str(error)):
-            return NoBucket(f"{self.url}: there is no such bucket; create it first ({line})")
-        full = r"No space left|507 Insufficient|File too large|StorageFull|QuotaExceeded|Disk quota"
-        if re.search(full, str(error)):
-            return BucketError(f"{self.url}: the bucket is full; delete old rounds or make room ({line})")
-        if re.search(r"169\.254\.169\.254|metadata\.google|MissingAccount|Account must", str(error)):
-            return NoBucket(f"{self.url}: no credentials in the environment ({line})")
-        if "RequestTimeTooSkewed" in str(error):  # a 403, too
-            return NoBucket(f"{self.url}: this machine's clock is wrong; set it ({line})")
-        if re.search(r"40[13]|Unauth|PermissionDenied|AccessDenied|InvalidAccessKey", str(error)):
-            return NoBucket(f"{self.url}: the credentials are refused ({line})")
+        for pattern, error_type, reason in _FAILURES:
+            if re.search(pattern, str(error)):
+                return error_type(f"{self.url}: {reason} ({line})")
         return BucketError(f"{self.url}: {line}")
 
 

@@ -33,7 +33,7 @@ class Foreign(Exception):
 class Arrivals:
     """The objects of a round so far, as one node sees them."""
 
-    def __init__(self, context: Context, number: int, expected: frozenset[str], seconds: float = 0.0):
+    def __init__(self, context: Context, number: int, expected: frozenset[str], seconds: float):
         self.context, self.number, self.before = context, number, expected
         self.seconds = 0.0 if number else seconds  # that local steps take
         self.data: dict[str, bytes] = {}  # the valid messages, by node, as bytes
@@ -42,7 +42,7 @@ class Arrivals:
         # Why other objects under the name of a message are ignored, by node and attempt: the node
         # takes its next name, so it is still waited for.
         self.rubbish: dict[tuple[str, int], str] = {}
-        self.notices: dict[str, bool] = {}  # names of .here and .left objects, and whether valid
+        self.notices: dict[tuple[str, str], bool] = {}  # by node, "here" or "left": whether valid
         self.norms: dict[str, float] = {}  # of the decoded messages
         self.gathered = context.clock() if number else None  # when the grace began
 
@@ -58,11 +58,11 @@ class Arrivals:
         return rubbish | self.broken
 
     @property
-    def expected(self) -> set[str]:
+    def expected(self) -> frozenset[str]:
         """Members of the last list and announced nodes, without those that have left."""
-        valid = [name.rpartition(".") for name, valid in self.notices.items() if valid]
-        here, left = ({node for node, _, end in valid if end == x} for x in ("here", "left"))
-        return (set(self.before) | here) - left
+        notices = [notice for notice, valid in self.notices.items() if valid]
+        here, left = ({node for node, end in notices if end == x} for x in ("here", "left"))
+        return (self.before | here) - left
 
     @property
     def missing(self) -> list[str]:
@@ -71,7 +71,7 @@ class Arrivals:
 
     @property
     def grace_ends(self) -> float:
-        """When a quorum no longer waits; in round 0 later by the time of this node's local steps."""
+        """When a quorum no longer waits; in round 0 local steps come on top."""
         if self.gathered is None:
             return float("inf")
         return self.gathered + self.seconds + self.context.rules.grace
@@ -83,16 +83,16 @@ class Arrivals:
             if node not in self.came and (node, attempt) not in self.rubbish
         ]  # fmt: skip
         notices = [
-            f"{node}.{kind}" for kind in ("here", "left") for node in nodes_with(names, kind)
-            if f"{node}.{kind}" not in self.notices
+            (node, end) for end in ("here", "left") for node in nodes_with(names, end)
+            if (node, end) not in self.notices
         ]  # fmt: skip
         wanted = [message_name(self.number, *message) for message in messages]
-        wanted += [node_name(self.number, *name.split(".")) for name in notices]
-        objects = dict(zip(wanted, (yield Get(tuple(wanted))) if wanted else (), strict=True))
-        for node, attempt in messages:
-            self.add(node, attempt, objects[message_name(self.number, node, attempt)])
-        for name in notices:
-            self.notices[name] = self._valid(objects[node_name(self.number, *name.split("."))])
+        wanted += [node_name(self.number, *notice) for notice in notices]
+        objects = iter((yield Get(tuple(wanted))) if wanted else ())
+        for message in messages:
+            self.add(*message, next(objects))
+        for notice in notices:
+            self.notices[notice] = self._valid(next(objects))
         known = len(self.expected | self.came)
         if self.gathered is None and known >= self.context.rules.start:
             self.gathered = self.context.clock()
@@ -147,7 +147,7 @@ class Closed(NamedTuple):
     list: RoundList  # its list
     data: Mapping[str, bytes]  # the messages that this node has read or sent, by node
     waited: float  # seconds
-    twin: bool  # whether a message of a different process was under the name of this node's
+    twin: bool  # whether a different process had sent under this node's name
     sent: bool  # whether this node's message came into the bucket, as far as it knows
 
 
@@ -166,7 +166,7 @@ def closed_round(
         what = ""
         if data is not None and not (sent or twin):
             try:
-                yield from _put(context, arrivals, data)
+                yield from _put(arrivals, data)
                 sent = True
             except Foreign:
                 twin = True
@@ -174,13 +174,13 @@ def closed_round(
                 pauses.failed(error)
                 what = str(error)
         try:
-            closed = yield from _look(context, number, arrivals, only_list=turn is not None)
+            closed = yield from _look(arrivals, only_list=turn is not None)
             reason = arrivals.ready()
             if closed is None and reason:
                 if turn is None:
-                    turn = context.clock() + context.rules.patience * _rank(context.node, arrivals)
+                    turn = context.clock() + context.rules.patience * _rank(arrivals)
                 if context.clock() >= turn:
-                    closed = yield from _close(context, arrivals, reason == "full", pauses.waited)
+                    closed = yield from _close(arrivals, reason == "full", pauses.waited)
             if closed is not None:
                 return Closed(closed, arrivals.data, pauses.waited, twin, sent)
             if unless_left and not reason and not arrivals.expected - {context.node}:
@@ -194,9 +194,9 @@ def closed_round(
         yield from pauses.next(what, until if until > 0 else float("inf"))
 
 
-def _put(context: Context, arrivals: Arrivals, data: bytes) -> Requests[None]:
-    """Send this node's message, under its first free name. Raises Foreign for a valid message there."""
-    number, node = arrivals.number, context.node
+def _put(arrivals: Arrivals, data: bytes) -> Requests[None]:
+    """Send this node's message under its first free name. Raises Foreign: it has a valid one."""
+    context, number, node = arrivals.context, arrivals.number, arrivals.context.node
     shapes = context.coder.shapes(number)
     for attempt in range(ATTEMPTS):
         name = message_name(number, node, attempt)
@@ -211,11 +211,14 @@ def _put(context: Context, arrivals: Arrivals, data: bytes) -> Requests[None]:
                 continue
             raise Foreign
         return arrivals.add(node, attempt, data)
-    raise BucketError(f"other objects have all {ATTEMPTS} names of this node's message, {name} the last")
+    raise BucketError(
+        f"other objects have all {ATTEMPTS} names of this node's message, {name} the last"
+    )
 
 
-def _look(context: Context, number: int, arrivals: Arrivals, only_list: bool) -> Requests[RoundList | None]:
+def _look(arrivals: Arrivals, only_list: bool) -> Requests[RoundList | None]:
     """The round's list if it exists; otherwise read new objects."""
+    context, number = arrivals.context, arrivals.number
     if only_list:  # a GET costs a twelfth of a LIST
         return (yield from list_of(context, number))
     rounds = by_round((yield List(ROUNDS, before_round(number))))
@@ -223,7 +226,8 @@ def _look(context: Context, number: int, arrivals: Arrivals, only_list: bool) ->
     if CLOSE in here:
         return (yield from list_of(context, number))
     if any(later > number and CLOSE in names for later, names in rounds.items()):
-        closed = yield from list_of(context, number)  # the listing may have begun before it was made
+        # the listing may have begun before the list was made
+        closed = yield from list_of(context, number)
         if closed is None:
             raise Forgotten(f"round {number} has no list, and later rounds exist")
         return closed
@@ -231,18 +235,18 @@ def _look(context: Context, number: int, arrivals: Arrivals, only_list: bool) ->
     return None
 
 
-def _rank(node: str, arrivals: Arrivals) -> int:
+def _rank(arrivals: Arrivals) -> int:
     """The number of nodes that make the list before this node does."""
-    senders = sorted(arrivals.messages)
+    node, senders = arrivals.context.node, sorted(arrivals.messages)
     return senders.index(node) if node in senders else len(senders)
 
 
-def _close(context: Context, arrivals: Arrivals, full: bool, waited: float) -> Requests[RoundList | None]:
+def _close(arrivals: Arrivals, full: bool, waited: float) -> Requests[RoundList | None]:
     """Make the round's list, or read that of a faster node."""
-    number = arrivals.number
+    context, number = arrivals.context, arrivals.number
     made = make_list(
-        number, arrivals.messages, arrivals.norms, arrivals.left_out, context.rules.outliers, context.node,
-        arrivals.before, full, waited,
+        number, arrivals.messages, arrivals.norms, arrivals.left_out, context.rules.outliers,
+        context.node, arrivals.before, full, waited,
     )  # fmt: skip
     created = yield Create(close_name(number), pack_list(context.run, made, context.secret))
     return made if created else (yield from list_of(context, number))

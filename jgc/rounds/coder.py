@@ -4,8 +4,7 @@ Shared parameters and differences are vectors f32[n]: the float leaves of the pa
 order. Other leaves, such as counts of steps, are not exchanged.
 """
 
-from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -41,7 +40,8 @@ class Leaves:
             raise ValueError("params has no arrays of floats: give the model's parameters")
         self.shapes = [tuple(x.shape) for x in flat]
         # in the vector; leaves that are not exchanged are empty there
-        self.vector_shapes = [s if f else (0,) for s, f in zip(self.shapes, self.floats, strict=True)]
+        exchanged = zip(self.shapes, self.floats, strict=True)
+        self.vector_shapes = [shape if f else (0,) for shape, f in exchanged]
         self.sizes = [int(np.prod(shape)) for shape in self.vector_shapes]
         self.size = sum(self.sizes)
 
@@ -55,9 +55,10 @@ class Leaves:
 
     def tree(self, vector: Vector, like: PyTree) -> PyTree:
         """The inverse, in the parameters' dtypes; leaves without floats come from `like`."""
-        parts = np.split(vector, np.cumsum(self.sizes)[:-1])
-        specs = zip(parts, self.shapes, self.dtypes, self.floats, jax.tree.leaves(like), strict=True)
-        flat = [_placed(x.reshape(s).astype(d), old) if f else old for x, s, d, f, old in specs]
+        flat, parts = jax.tree.leaves(like), np.split(vector, np.cumsum(self.sizes)[:-1])
+        for i, (part, is_float) in enumerate(zip(parts, self.floats, strict=True)):
+            if is_float:
+                flat[i] = _placed(part.reshape(self.shapes[i]).astype(self.dtypes[i]), flat[i])
         return jax.tree.unflatten(self.treedef, flat)
 
 
@@ -78,7 +79,8 @@ class CompressorCoder:
         name = compressor.schedule[-1].name
         if compressor.owns_momentum:
             raise ValueError(
-                f"the method {name!r} has momentum correction, and rounds have their momentum outside: {USE}"
+                f"the method {name!r} has momentum correction, and rounds have their momentum "
+                f"outside: {USE}"
             )
         if compressor.next_phase is not None or name == "majority vote":
             raise ValueError(f"the method {name!r} decides together with all nodes: {USE}")
@@ -88,23 +90,30 @@ class CompressorCoder:
             key = str(like)
             parts[key] = parts.get(key) or Part(compressor, like, seed)
         self.parts = [parts[str(like)] for like in likes]
-        try:
-            self.lengths = [sum(self._counts(phase.value)) for phase in compressor.schedule]
+        phases = [phase.value for phase in compressor.schedule]
+        try:  # words of each shard's payload, by phase
+            self._counts = {phase: [part.count(phase) for part in self.parts] for phase in phases}
         except ValueError as error:
             raise ValueError(f"{error}; for rounds, {USE}") from None
+        self.lengths = [sum(self._counts[phase]) for phase in phases]
 
-    @cached_property
+    @property
     def settings(self) -> dict[str, Any]:
         """The values that nodes compare when they join."""
         schedule = [[x.name, x.start] for x in self.compressor.schedule]
-        shapes = [[list(s), d.name] for s, d in zip(self.leaves.shapes, self.leaves.dtypes, strict=True)]
+        forms = zip(self.leaves.shapes, self.leaves.dtypes, strict=True)
+        shapes = [[shape, dtype.name] for shape, dtype in forms]
         alike = {"phases": schedule, "words": self.lengths, "params": shapes, "seed": self.seed}
         if len(self.shards) > 1:
-            alike["shards"] = [_described(shard) for shard in self.shards]
+            alike["shards"] = [shard.pieces for shard in self.shards]
         return alike
 
     def first(self) -> Arrays:
-        return {f"{i:03d}/{name}": x for i, part in enumerate(self.parts) for name, x in part.first.items()}
+        return {
+            f"{i:03d}/{name}": x
+            for i, part in enumerate(self.parts)
+            for name, x in part.first.items()
+        }
 
     def compile(self) -> None:
         """Compile the programs of all phases, so that no round waits for them."""
@@ -112,14 +121,18 @@ class CompressorCoder:
             fields, _ = self.encode(phase.start, self.first(), np.zeros(self.size, np.float32), 0)
             self.decode(phase.start, fields)
 
-    def encode(self, number: int, memory: Arrays, difference: Vector, noise: int) -> tuple[Arrays, Arrays]:
+    def encode(
+        self, number: int, memory: Arrays, difference: Vector, noise: int
+    ) -> tuple[Arrays, Arrays]:
         phase, key = self._phase(number), jax.random.fold_in(jax.random.key(self.seed), noise)
         results = []
         for i, (shard, part) in enumerate(zip(self.shards, self.parts, strict=True)):
-            tree = self._tree(cut(difference, shard, self.leaves.vector_shapes), shard)
+            pieces = cut(difference, shard, self.leaves.vector_shapes)
+            tree = jax.device_put(jax.tree.unflatten(self.leaves.treedef, pieces), shard.device)
             state = {x[4:]: y for x, y in memory.items() if x.startswith(f"{i:03d}/")}
+            key_of_shard = jax.random.fold_in(key, i) if i else key
             # all devices work before the first result is awaited
-            results.append(part.encode(phase, jax.random.fold_in(key, i) if i else key, tree, state))
+            results.append(part.encode(phase, key_of_shard, tree, state))
         words = [np.asarray(words) for words, _ in results]
         after = {
             f"{i:03d}/{name}": x
@@ -130,7 +143,7 @@ class CompressorCoder:
 
     def decode(self, number: int, fields: Arrays) -> Vector:
         phase, vector = self._phase(number), np.zeros(self.size, np.float32)
-        payloads = np.split(fields["words"], np.cumsum(self._counts(phase))[:-1])
+        payloads = np.split(fields["words"], np.cumsum(self._counts[phase])[:-1])
         trees = [
             part.decode(phase, jax.device_put(words.astype(np.uint32), shard.device))
             for shard, part, words in zip(self.shards, self.parts, payloads, strict=True)
@@ -142,27 +155,17 @@ class CompressorCoder:
         return vector
 
     def shapes(self, number: int) -> Mapping[str, Any]:
-        count = sum(self._counts(self._phase(number)))
+        count = sum(self._counts[self._phase(number)])
         return {"words": jax.ShapeDtypeStruct((count,), jnp.uint32)}
 
     def _phase(self, number: int) -> Any:
         return phase_at(self.compressor.schedule, number).value
 
-    def _counts(self, phase: Any) -> list[int]:
-        """Words of each shard's payload."""
-        return [part.count(phase) for part in self.parts]
-
     def _like(self, shard: Shard) -> PyTree:
-        return self._unflatten(
-            None if piece is None else jax.ShapeDtypeStruct([s.stop - s.start for s in piece], jnp.float32)
-            for piece in shard.pieces
-        )
-
-    def _tree(self, pieces: Iterable[np.ndarray | None], shard: Shard) -> PyTree:
-        return jax.device_put(self._unflatten(pieces), shard.device)
-
-    def _unflatten(self, leaves: Iterable[Any]) -> PyTree:
-        return jax.tree.unflatten(self.leaves.treedef, list(leaves))
+        """The shapes of a shard's pieces; None where a leaf has no piece."""
+        shapes = (None if x is None else [stop - start for start, stop in x] for x in shard.pieces)
+        likes = [None if x is None else jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+        return jax.tree.unflatten(self.leaves.treedef, likes)
 
 
 class Part:
@@ -176,29 +179,21 @@ class Part:
         flat, self._treedef = jax.tree.flatten(State(state.shared, local))
         self._dtypes = [np.dtype(x.dtype) for x in flat]
         self.first = self.arrays(flat)
-        self._encoders: dict[Any, Any] = {}
-        self._decoders: dict[Any, Any] = {}
-        self._lengths: dict[Any, int] = {}
+        self._encode = jax.jit(self._encoded, static_argnums=0)
+        self._decode = jax.jit(self._decoded, static_argnums=0)
 
     def encode(self, phase: Any, key: Any, tree: PyTree, memory: Arrays) -> Any:
         """The payload u32[m] and the state after it, on the device of the tree."""
-        if phase not in self._encoders:
-            self._encoders[phase] = jax.jit(partial(_encoded, self.compressor, phase))
-        return self._encoders[phase](key, tree, self._state(memory))
+        return self._encode(phase, key, tree, self._state(memory))
 
     def decode(self, phase: Any, words: Any) -> PyTree:
         """The decoded payload."""
-        if phase not in self._decoders:
-            self._decoders[phase] = jax.jit(partial(_decoded, self.compressor, phase, self.like))
-        return self._decoders[phase](words)
+        return self._decode(phase, words)
 
     def count(self, phase: Any) -> int:
         """m, the words of a payload."""
-        if phase not in self._lengths:
-            run = partial(_encoded, self.compressor, phase)
-            shape = jax.eval_shape(run, jax.random.key(0), self._zeros, self._state(self.first))[0]
-            self._lengths[phase] = shape.shape[0]
-        return self._lengths[phase]
+        args = jax.random.key(0), self._zeros, self._state(self.first)
+        return self._encode.eval_shape(phase, *args)[0].shape[0]
 
     def arrays(self, leaves: list[Any]) -> Arrays:
         """A state's leaves for the node's disk, which has no bfloat16: by their bits."""
@@ -211,20 +206,13 @@ class Part:
         leaves = [jnp.asarray(x.view(d) if x.dtype != d else x) for x, d in pairs]
         return jax.tree.unflatten(self._treedef, leaves)
 
+    def _encoded(self, phase: Any, key: Any, tree: PyTree, state: State) -> Any:
+        # the host has checked that the difference is usable
+        words, after, _ = encode(self.compressor, phase, key, tree, state, node=0, count=1)
+        return words, after
 
-def _encoded(compressor: Compressor, phase: Any, key: Any, tree: PyTree, state: State) -> Any:
-    """The message and the state after it. The host has checked that the difference is usable."""
-    words, after, _ = encode(compressor, phase, key, tree, state, node=0, count=1)
-    return words, after
-
-
-def _decoded(compressor: Compressor, phase: Any, like: PyTree, words: Any) -> PyTree:
-    return decode(compressor, phase, [words], like)
-
-
-def _described(shard: Shard) -> list[Any]:
-    """A shard's pieces as plain values."""
-    return [None if x is None else [[s.start, s.stop] for s in x] for x in shard.pieces]
+    def _decoded(self, phase: Any, words: Any) -> PyTree:
+        return decode(self.compressor, phase, [words], self.like)
 
 
 def _placed(x: np.ndarray, old: Any) -> Any:

@@ -15,7 +15,7 @@ class RoundsError(Exception):
 
 
 class Timeout(RoundsError):
-    """A round lasted longer than the limit; names what is missing."""
+    """A round lasted longer than the limit; names the missing messages."""
 
 
 class Twin(RoundsError):
@@ -34,7 +34,9 @@ class Coder(Protocol):
     def first(self) -> Arrays:
         """The memory before the first message."""
 
-    def encode(self, number: int, memory: Arrays, difference: Vector, noise: int) -> tuple[Arrays, Arrays]:
+    def encode(
+        self, number: int, memory: Arrays, difference: Vector, noise: int
+    ) -> tuple[Arrays, Arrays]:
         """The message's fields and the memory after it. The same arguments give the same bits."""
 
     def decode(self, number: int, fields: Arrays) -> Vector:
@@ -82,10 +84,14 @@ def check_rules(rules: Rules) -> None:
         if not getattr(rules, name) > 0:
             raise ValueError(f"{name} must be positive, got {getattr(rules, name)!r}")
     if rules.start < rules.quorum:
-        raise ValueError(f"start={rules.start} is below quorum={rules.quorum}: round 0 could not close")
-    if rules.retained < (every := rules.checkpoint_every):
-        reason = "the checkpoint before the newest would be useless"
-        raise ValueError(f"retained={rules.retained} is below checkpoint_every={every}: {reason}")
+        raise ValueError(
+            f"start={rules.start} is below quorum={rules.quorum}: round 0 could not close"
+        )
+    if rules.retained < rules.checkpoint_every:
+        raise ValueError(
+            f"retained={rules.retained} is below checkpoint_every={rules.checkpoint_every}: the "
+            "checkpoint before the newest would be useless"
+        )
     if rules.outliers and rules.outliers <= 1:
         raise ValueError(f"outliers must be above 1, or 0 for no such rule, got {rules.outliers}")
 
@@ -101,14 +107,14 @@ class Context:
     secret: bytes | None = None  # the run's, or None
     seed: int = 0  # of the noise that methods round with
     run: str = ""  # the run's token, known after joining
-    joined: bool = False  # before it a bucket that does not answer is an error, later it is waited for
+    joined: bool = False  # if not, `NoBucket` ends the process; if so, it waits
     clock: Callable[[], float] = time.monotonic  # in seconds; only differences are used
     say: Callable[[str], Any] = print  # takes events, one line each
-    spawn: Callable[[Requests[None]], Any] = lambda requests: None  # runs requests in the background
+    spawn: Callable[[Requests[None]], Any] = lambda requests: None  # runs them in the background
 
 
 class Pauses:
-    """Growing pauses between looks at a bucket; names, once a `timeout`, what is missing."""
+    """Growing pauses between looks at a bucket; once a `timeout`, says what it waits for."""
 
     def __init__(self, context: Context):
         self.context, self.began, self.warned = context, context.clock(), context.clock()

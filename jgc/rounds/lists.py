@@ -1,4 +1,4 @@
-"""The list of a round's members. It is made once, by the fastest node, and is the only authority."""
+"""The list of a round's members, made once, by the fastest node; the only authority."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from jgc.rounds.messages import BadObject, Message, check_header, opened, sealed
 
-DISSENT = "dissent"  # why a message does not count that comes from a different theta
-OUTLIER = "outlier"  # how the reason begins for which a message does not go back into the residual
+# Reasons why a message does not count:
+DISSENT = "dissent"  # its sender started from a different theta
+OUTLIER = "outlier"  # begins the reason of one that does not go back into the residual, either
 
 
 class Entry(NamedTuple):
@@ -28,7 +29,7 @@ class RoundList(NamedTuple):
     round: int  # its number
     theta: str  # digest of the shared state that its members started from
     members: tuple[Entry, ...]  # the messages that count, by node in order
-    left_out: Mapping[str, str]  # why the other messages do not count, by node. "dissent": its digest of theta differs
+    left_out: Mapping[str, str]  # why the other messages do not count, by node
     writer: str  # the member that writes the next checkpoint if one is due
     by: str  # the node that made the list
     full: bool  # whether all came that were expected
@@ -50,8 +51,9 @@ class RoundList(NamedTuple):
 
 
 def make_list(
-    number: int, messages: Mapping[str, Message], norms: Mapping[str, float], broken: Mapping[str, str],
-    multiple: float, by: str, before: Collection[str], full: bool, waited: float,
+    number: int, messages: Mapping[str, Message], norms: Mapping[str, float],
+    broken: Mapping[str, str], multiple: float, by: str, before: Collection[str], full: bool,
+    waited: float,
 ) -> RoundList:  # fmt: skip
     """The list of round `number`, made `by` a node, from valid messages by node, at least one.
 
@@ -70,7 +72,8 @@ def make_list(
     middle = median(norms[node] for node in alike)
     if multiple and len(alike) > 2 and middle > 0:
         for node in [node for node in alike if norms[node] > multiple * middle]:
-            left_out[node] = f"{OUTLIER}: norm {norms[node]:.3g}, {norms[node] / middle:.3g} times the median"
+            times = f"{norms[node] / middle:.3g} times the median"
+            left_out[node] = f"{OUTLIER}: norm {norms[node]:.3g}, {times}"
             del alike[node]
     members = tuple(Entry(*(getattr(x, name) for name in Entry._fields)) for x in alike.values())
     return RoundList(number, chosen, members, left_out, members[0].node, by, full, round(waited, 3))
@@ -90,6 +93,7 @@ def read_list(data: bytes, run: str, number: int, secret: bytes | None) -> Round
         raise BadObject(f"the list of round {header['round']}")
     try:
         members = tuple(Entry(**entry) for entry in header["members"])
-        return RoundList(**{name: header[name] for name in RoundList._fields} | {"members": members})
+        fields = {name: header[name] for name in RoundList._fields}
+        return RoundList(**fields | {"members": members})
     except (KeyError, TypeError) as error:
         raise BadObject(f"a list that cannot be read ({error})") from None

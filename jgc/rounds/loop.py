@@ -17,7 +17,8 @@ from jgc.rounds.messages import secret_of_environment
 from jgc.rounds.names import check_node
 from jgc.rounds.node_disk import Disk, NoDisk
 from jgc.rounds.opening import compared_run
-from jgc.rounds.protocol import Member, Outcome
+from jgc.rounds.outcome import Outcome
+from jgc.rounds.protocol import Member
 from jgc.rounds.requests import Requests, perform
 from jgc.types import Compressor, PyTree
 
@@ -26,15 +27,16 @@ EAGER = "eager"
 
 
 def _prepared(
-    bucket: Any, node: str, params: PyTree, compressor: Compressor, outer: Any = None, settings: Any = None,
-    seed: int = 0, **rules: Any,
+    bucket: Any, node: str, params: PyTree, compressor: Compressor, outer: Any = None,
+    settings: Any = None, seed: int = 0, **rules: Any,
 ) -> tuple[Bucket, Context, CompressorCoder, dict[str, Any]]:  # fmt: skip
-    """Bucket, context and coder of a node, and the values that all nodes must share, checked without a request."""
+    """Check arguments, without a request; bucket, context, coder, and values equal on all nodes."""
     check_node(node)
     rules.setdefault("start", rules.get("quorum", 1))
     unknown = sorted(rules.keys() - set(Rules._fields))
     if unknown:
-        raise TypeError(f"join has no argument {unknown[0]!r}; rules are {', '.join(Rules._fields)}")
+        known = ", ".join(Rules._fields)
+        raise TypeError(f"join has no argument {unknown[0]!r}; rules are {known}")
     chosen, outer = Rules(**rules), outer or Sgd()
     check_rules(chosen)
     coder = CompressorCoder(compressor, params, seed)
@@ -45,7 +47,7 @@ def _prepared(
 
 
 def check(bucket: str | os.PathLike | Bucket, **arguments: Any) -> str | None:
-    """The token of the run that `join` with the same arguments would take part in; None without one.
+    """The token of the run that `join` would take part in; None if it would begin one.
 
     One request, which changes nothing: call it before a long compilation. The arguments are those
     of `join` without `overlap`, `merge`, `folder` and `pause`; the parameters may be shapes. Raises
@@ -58,8 +60,8 @@ def check(bucket: str | os.PathLike | Bucket, **arguments: Any) -> str | None:
 def join(
     bucket: str | os.PathLike | Bucket, *, node: str, params: PyTree, compressor: Compressor,
     outer: Outer | None = None, overlap: int = 0, merge: float | str | None = None,
-    folder: str | os.PathLike | None = None, settings: Mapping[str, Any] | None = None, seed: int = 0,
-    pause: Callable[[float], Any] = time.sleep, **rules: Any,
+    folder: str | os.PathLike | None = None, settings: Mapping[str, Any] | None = None,
+    seed: int = 0, pause: Callable[[float], Any] = time.sleep, **rules: Any,
 ) -> "Rounds":  # fmt: skip
     """Take part in a run that lives in a bucket; the first node begins it.
 
@@ -92,10 +94,14 @@ def join(
         raise ValueError(f"merge={merge} does nothing without overlap=1")
     merge = 1.0 if merge is None else merge
     if merge == EAGER and not isinstance(outer or Sgd(), Sgd):
-        raise ValueError(f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}')
+        raise ValueError(
+            f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
+        )
     if merge != EAGER and (isinstance(merge, str) or not 0 <= merge <= 1):
         raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
-    store, context, coder, alike = _prepared(bucket, node, params, compressor, outer, settings, seed, **rules)
+    store, context, coder, alike = _prepared(
+        bucket, node, params, compressor, outer, settings, seed, **rules
+    )
     member = Member(context, lambda run: NoDisk() if folder is None else Disk(folder, run, node))
     return Rounds(store, member, coder, params, alike, bool(overlap), merge, pause)
 
@@ -124,13 +130,14 @@ class Rounds:
         member.context.spawn = lambda steps: self._background.submit(self._quietly, steps)
         coder.compile()  # before joining: from then on the others wait
         self._flying: Future[Outcome] | None = None
-        self.last: Outcome | None = perform(member.join(self.leaves.vector(params), settings), bucket, pause)
+        steps = member.join(self.leaves.vector(params), settings)
+        self.last: Outcome | None = perform(steps, bucket, pause)
         self._start = member.shared.theta  # where the local steps of this round began
         self.coming = member.shared.number
 
     @property
     def params(self) -> PyTree:
-        """The shared parameters; with overlap, local steps begin at those that `exchange` returns."""
+        """The shared parameters. With overlap, local steps begin at those of `exchange`."""
         return self.leaves.tree(self.member.shared.theta, self._like)
 
     @property
@@ -219,8 +226,8 @@ class Rounds:
     def __enter__(self) -> "Rounds":
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is None:
+    def __exit__(self, error_type: Any, error: Any, trace: Any) -> None:
+        if error_type is None:
             self.leave()
         else:
             self.member.disk.close()

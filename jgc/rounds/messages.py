@@ -3,7 +3,7 @@
     magic "JGCR", version u8, signed u8, length of the header u32    all little-endian
     header                                                           JSON
     arrays                                                           one by one, C order
-    seal, 32 bytes                        SHA-256 of all before, or HMAC-SHA256 with the run's secret
+    seal, 32 bytes               SHA-256 of all before, or HMAC-SHA256 with the run's secret
 
 With a secret nothing unsigned is read. Nothing is unpickled: a header names dtypes and shapes, and
 a reader compares both with the expected ones before it reads a payload.
@@ -12,6 +12,7 @@ a reader compares both with the expected ones before it reads a payload.
 import hashlib
 import hmac
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ def sealed(header: Header, arrays: Arrays, secret: bytes | None) -> bytes:
 
 
 def opened(data: bytes, secret: bytes | None) -> tuple[Header, Arrays]:
-    """Header and arrays of an object, read-only views of its bytes. BadObject if it is not authentic and whole."""
+    """Header and arrays of an object, read-only views. BadObject unless authentic and whole."""
     if len(data) < _START.size + _SEAL:
         raise BadObject(f"truncated: {len(data)} bytes")
     magic, version, signed, length = _START.unpack_from(data)
@@ -113,7 +114,8 @@ def read_message(
     check_header(header, "message", run)
     if (header.get("node"), header.get("round")) != (node, number):
         raise BadObject(
-            f"the message of node {header.get('node')} for round {header.get('round')}, not of {node} for {number}"
+            f"the message of node {header.get('node')} for round {header.get('round')}, not of "
+            f"{node} for {number}"
         )
     tokens, theta, incarnation = (header.get(x) for x in ("tokens", "theta", "incarnation"))
     if not (isinstance(tokens, int) and 0 <= tokens < 2**53):
@@ -123,7 +125,9 @@ def read_message(
     wanted = {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in shapes.items()}
     sent = {name: (x.dtype.name, x.shape) for name, x in fields.items()}
     if sent != wanted:
-        raise BadObject(f"other settings: it has the fields {_described(sent)}, not {_described(wanted)}")
+        raise BadObject(
+            f"other settings: it has the fields {_described(sent)}, not {_described(wanted)}"
+        )
     return Message(node, incarnation, number, tokens, theta, fields, sha256_of(data), len(data))
 
 
@@ -147,7 +151,9 @@ def _seal(body: bytes, secret: bytes | None) -> bytes:
 def _little(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x)
     if x.dtype.name not in _DTYPES:
-        raise TypeError(f"an array of {x.dtype} does not fit into an object; there are {', '.join(_DTYPES)}")
+        raise TypeError(
+            f"an array of {x.dtype} does not fit into an object; there are {', '.join(_DTYPES)}"
+        )
     return x.astype(x.dtype.newbyteorder("<"), copy=False)
 
 
@@ -156,8 +162,8 @@ def _arrays(body: bytes, at: int, described: Mapping[str, Any]) -> Arrays:
     for name, (dtype, shape) in described.items():
         if dtype not in _DTYPES or not all(isinstance(n, int) and n >= 0 for n in shape):
             raise ValueError(f"array {name} of {dtype} {shape}")
-        count = int(np.prod(shape, dtype=object))
-        arrays[name] = np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), count, at).reshape(shape)
+        count, little = math.prod(shape), np.dtype(dtype).newbyteorder("<")
+        arrays[name] = np.frombuffer(body, little, count, at).reshape(shape)
         at += arrays[name].nbytes
     if at != len(body):
         raise ValueError(f"{len(body) - at} bytes more than its arrays have")
@@ -165,4 +171,5 @@ def _arrays(body: bytes, at: int, described: Mapping[str, Any]) -> Arrays:
 
 
 def _described(fields: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in fields.items()) or "(none)"
+    forms = [f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in fields.items()]
+    return ", ".join(forms) or "(none)"

@@ -22,9 +22,9 @@ class Pending(NamedTuple):
     data: bytes | None  # its message, or None if it sends none in this round
     before: Arrays  # the memory, if the message does not count
     after: Arrays  # the memory, if it does
-    difference: Vector  # f32[n], which the next message must contain, too, if this one does not count
+    difference: Vector  # f32[n], which the next message must contain if this one does not count
     sha256: str = ""  # of the message, "" without one
-    further: Vector | None = None  # f32[n], movement since, which the next message must contain in any case
+    further: Vector | None = None  # f32[n], movement since, which the next one always contains
 
     def with_further(self, moved: Vector) -> "Pending":
         """The same with further movement."""
@@ -45,7 +45,7 @@ class Disk:
         self._lock = _locked(self.path.with_suffix(".lock"), node)
 
     def write(self, pending: Pending) -> None:
-        """Replace the file. After an OSError the old file is gone, because it would be sent twice."""
+        """Replace the file. After an OSError the old file is gone: it would be sent twice."""
         arrays: Arrays = {"difference": pending.difference}
         arrays |= {f"before/{name}": x for name, x in pending.before.items()}
         arrays |= {f"after/{name}": x for name, x in pending.after.items()}
@@ -53,7 +53,9 @@ class Disk:
             arrays["further"] = pending.further
         if pending.data is not None:
             arrays["data"] = np.frombuffer(pending.data, np.uint8)
-        header = {"run": self.run, "node": self.node, "round": pending.round, "sha256": pending.sha256}
+        header = {
+            "run": self.run, "node": self.node, "round": pending.round, "sha256": pending.sha256,
+        }  # fmt: skip
         new = self.path.with_suffix(".new")
         try:
             with open(new, "wb") as file:
@@ -62,7 +64,7 @@ class Disk:
                 os.fsync(file.fileno())
             os.replace(new, self.path)
         except OSError:
-            self.remove()
+            self.path.unlink(missing_ok=True)
             new.unlink(missing_ok=True)
             raise
 
@@ -81,17 +83,14 @@ class Disk:
         for name, x in arrays.items():
             when, _, field = name.partition("/")
             memory[when][field] = np.array(x)
+        message = None if data is None else data.tobytes()
         return Pending(
-            header["round"], None if data is None else data.tobytes(), memory["before"], memory["after"], difference,
+            header["round"], message, memory["before"], memory["after"], difference,
             header["sha256"], further,
         )  # fmt: skip
 
-    def remove(self) -> None:
-        """Delete the file."""
-        self.path.unlink(missing_ok=True)
-
     def close(self) -> None:
-        """Let a different process use the folder."""
+        """Release the folder to other processes."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -106,9 +105,6 @@ class NoDisk:
     def read(self) -> Pending | None:
         """Nothing."""
         return None
-
-    def remove(self) -> None:
-        """Nothing."""
 
     def close(self) -> None:
         """Nothing."""
@@ -126,7 +122,7 @@ def _locked(path: Path, node: str) -> int | None:
     except OSError:
         os.close(file)
         raise RoundsError(
-            f"{path.parent}: a different process on this machine runs as node {node!r}; stop it, or give "
-            "this one a different name"
+            f"{path.parent}: a different process on this machine runs as node {node!r}; stop it, "
+            "or give this one a different name"
         ) from None
     return file

@@ -8,16 +8,9 @@ from typing import NamedTuple
 
 from jgc.rounds.bucket import Counts
 
-
-class Prices(NamedTuple):
-    """US dollars: a thousand creates or listings, a thousand reads, and a GB (1e9 bytes) read."""
-
-    write: float = 0.005
-    read: float = 0.0004
-    egress: float = 0.09
-
-
-S3 = Prices()
+WRITE = 0.005  # a thousand creates or listings
+READ = 0.0004  # a thousand reads
+EGRESS = 0.09  # a GB (1e9 bytes) read
 
 
 class Dollars(NamedTuple):
@@ -27,13 +20,12 @@ class Dollars(NamedTuple):
     egress: float
 
 
-def dollars(counts: Counts, prices: Prices = S3) -> Dollars:
+def dollars(counts: Counts) -> Dollars:
     """The cost of a bucket's counts. Deleting is free.
 
     Example:
       >>> dollars(Counts(create=1400, get=2600, list=2200, down=10**9))
       Dollars(requests=0.01904, egress=0.09)
     """
-    writes = counts.create + counts.list
-    requests = writes * prices.write / 1000 + counts.get * prices.read / 1000
-    return Dollars(round(requests, 12), round(counts.down * prices.egress / 1e9, 12))
+    requests = (counts.create + counts.list) * WRITE / 1000 + counts.get * READ / 1000
+    return Dollars(round(requests, 12), round(counts.down * EGRESS / 1e9, 12))

@@ -1,68 +1,36 @@
-"""The protocol of one node: join a run, take part in round after round, leave.
+"""The protocol of one node, as generators of `jgc.rounds.requests`: join a run, exchange, leave.
 
 Rules
 
   a. The list of a round is the only authority on the messages that count.
   b. A round is closed once all expected nodes have sent (the members of the last list, and those
      that have announced themselves), or a quorum has and the grace is over on the closer's clock.
-     Round 0 has no last list: its grace begins once `start` nodes have announced themselves or sent.
+     Round 0 has no last list: its grace begins once `start` nodes are announced or have sent.
   c. A list names one digest of theta, that of most messages; of two nodes that differ, that of the
      writer of checkpoints. A node with a different digest heals.
   d. Any node may close a round, also one that is in no list.
   e. A node whose message does not count adds it back, exactly, applies all lists that exist, and
      announces itself.
   f. Mean and outer step run in one fixed order (`jgc.rounds.arithmetic`).
-
-Everything here is a generator of requests: see `jgc.rounds.requests`.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
+from jgc.rounds import replay
 from jgc.rounds.arithmetic import Shared, Vector, usable
 from jgc.rounds.closing import Closed, closed_round
-from jgc.rounds.context import Context, Forgotten, Pauses, RoundsError, Twin, persistently
+from jgc.rounds.context import Context, Forgotten, RoundsError, Twin, persistently
 from jgc.rounds.lists import DISSENT, OUTLIER, RoundList
 from jgc.rounds.messages import packed_message, sealed, sha256_of
 from jgc.rounds.names import node_name
 from jgc.rounds.node_disk import Disk, NoDisk, Pending
 from jgc.rounds.opening import opened_run
-from jgc.rounds.replay import Diverged, advanced, list_of, lists_from, loaded, write_checkpoint
+from jgc.rounds.outcome import LATE, Outcome
 from jgc.rounds.requests import Create, Requests
-
-LATE = "late"  # why a message does not count that came after the list was made
-
-
-class Outcome(NamedTuple):
-    """The outcome of an exchange for this node.
-
-    Attributes:
-      round: its number.
-      members: the nodes whose messages count.
-      counted: whether this node's message counts.
-      reason: why not; "" if it counts.
-      left_out: why other messages do not count, by node.
-      waited: seconds from the message to the list.
-      closed_by: the node that made the list.
-      digest: of the shared state after this exchange.
-      number: closed rounds in the shared state; more than round + 1 if this node was behind.
-      discarded: whether a part of this node's work is lost: an outlier, not finite, or unknown.
-    """
-
-    round: int
-    members: tuple[str, ...]
-    counted: bool
-    reason: str
-    left_out: Mapping[str, str]
-    waited: float
-    closed_by: str
-    digest: str
-    number: int
-    discarded: bool = False
 
 
 class Member:
@@ -77,7 +45,7 @@ class Member:
         self.open_disk, self.disk = open_disk, NoDisk()  # type: Any, Any
         self.shared: Shared  # the newest that it knows
         self.memory = context.coder.first()  # of the method: a residual, or nothing
-        self.carry = np.zeros(context.coder.size, np.float32)  # unsent differences besides the memory
+        self.carry = np.zeros(context.coder.size, np.float32)  # unsent, besides the memory
         self.members: frozenset[str] = frozenset()  # of the newest list that it knows
         self.twins, self.has_sent, self.outliers = 0, False, 0
         self.lost = 0  # how often a part of this node's work was lost, which is logged each time
@@ -92,21 +60,17 @@ class Member:
         must be equal on all nodes. Returns the outcome of the round in which this node was killed,
         if that was still open.
         """
-        run = yield from opened_run(self.context, theta, settings)
-        self.context.run = run
+        self.context.run = run = yield from opened_run(self.context, theta, settings)
         self.disk = self.open_disk(run)
-        yield from self._load()
+        self._go_on_from((yield from replay.resumed(self.context)))
         pending = self.disk.read()
-        outcome = None
-        if pending is not None:
-            outcome = yield from self._resume(pending)
-        if self.context.node not in self.members:
-            yield from self._announce("here")
+        outcome = None if pending is None else (yield from self._resume(pending))
+        yield from self._announce_here()
         self.context.joined, self.began = True, self.context.clock()
         return outcome
 
     def exchange(self, difference: Vector, tokens: int) -> Requests[Outcome]:
-        """One round: send this node's difference f32[n], theta minus its parameters, apply the mean.
+        """One round: send this node's difference theta - parameters, f32[n]; apply the mean.
 
         A message that was too late for its round goes into the next one, without local steps in
         between. Otherwise a node that is behind by more than the grace would stay behind.
@@ -127,7 +91,7 @@ class Member:
     def leave(self, settled: bool = True, moved: Vector | None = None) -> Requests[None]:
         """Nobody waits for this node any longer. Its unsent progress stays on its disk.
 
-        Not `settled`: an exchange did not end, and the disk has its message. `moved`: f32[n], unsent.
+        Not `settled`: an exchange did not end; the disk has its message. `moved`: unsent, f32[n].
         """
         moved = moved if moved is not None and usable(moved) else np.zeros_like(self.carry)
         if settled and self.flying is not None:
@@ -142,14 +106,16 @@ class Member:
         """The message of this round, on disk before it is in the bucket."""
         number, context = self.shared.number, self.context
         if not usable(difference):
-            context.say(f"round {number}: this node's parameters are not finite; it goes on from the shared ones")
+            text = "this node's parameters are not finite; it goes on from the shared ones"
+            context.say(f"round {number}: {text}")
             return self._stored(Pending(number, None, self.memory, self.memory, self.carry))
         total = difference + self.carry
         noise = int(sha256_of(f"{context.seed} {context.node} {number}".encode())[:8], 16)
         fields, after = context.coder.encode(number, self.memory, total, noise)
         data = packed_message(
-            context.run, context.node, self.incarnation, number, tokens, self.shared.digest, fields, context.secret
-        )
+            context.run, context.node, self.incarnation, number, tokens, self.shared.digest, fields,
+            context.secret,
+        )  # fmt: skip
         return self._stored(Pending(number, data, self.memory, after, total, sha256_of(data)))
 
     def _finish(self, pending: Pending, unless_left: bool = False) -> Requests[Outcome | None]:
@@ -157,10 +123,10 @@ class Member:
 
         None if all others have left meanwhile, and `unless_left`: the message then waits for them.
         """
-        context = self.context
+        context, seconds = self.context, self.context.clock() - self.began
         try:
             closed = yield from closed_round(
-                context, pending.round, pending.data, self.members, context.clock() - self.began, unless_left
+                context, pending.round, pending.data, self.members, seconds, unless_left
             )
         except Forgotten as error:
             self.flying = None
@@ -172,33 +138,38 @@ class Member:
         self.flying = None
         self._check_twin(closed)
         self.members = frozenset(closed.list.nodes)
-        heard = yield from self._apply(closed)
-        counted, reason, discarded = self._settle(pending, closed, heard)
+        skipped = yield from self._apply(closed)
+        counted, reason, discarded = self._settle(pending, closed, skipped)
         if not counted:
             yield from self._catch_up()
-        if self.context.node not in self.members:
-            yield from self._announce("here")
+        yield from self._announce_here()
         self._write_checkpoint(closed.list)
         return Outcome(
-            pending.round, closed.list.nodes, counted, reason, dict(closed.list.left_out) | heard, closed.waited,
-            closed.list.by, self.shared.digest, self.shared.number, discarded,
+            pending.round, closed.list.nodes, counted, reason,
+            dict(closed.list.left_out) | skipped, closed.waited, closed.list.by,
+            self.shared.digest, self.shared.number, discarded,
         )  # fmt: skip
 
     def _apply(self, closed: Closed) -> Requests[dict[str, str]]:
         """Apply the list; returns the members that all nodes skip."""
+        context = self.context
         try:
-            self.shared, skipped = yield from advanced(self.context, self.shared, closed.list, closed.data)
+            self.shared, skipped = yield from replay.advanced(
+                context, self.shared, closed.list, closed.data
+            )
             return skipped
-        except Diverged:
-            yield from self._heal(closed.list)
+        except replay.Diverged:
+            self._go_on_from((yield from replay.healed(context, closed.list)))
         except Forgotten:
-            yield from self._load()
+            self._go_on_from((yield from replay.resumed(context)))
         return {}
 
-    def _settle(self, pending: Pending, closed: Closed, skipped: Mapping[str, str]) -> tuple[bool, str, bool]:
+    def _settle(
+        self, pending: Pending, closed: Closed, skipped: Mapping[str, str]
+    ) -> tuple[bool, str, bool]:
         """Memory and carry after a round: (counted, why not, whether something is lost)."""
-        node = self.context.node
-        if pending.data is not None and closed.list.counts(node, pending.sha256) and node not in skipped:
+        node, sent = self.context.node, pending.data is not None
+        if sent and closed.list.counts(node, pending.sha256) and node not in skipped:
             self._kept(pending, counted=True)
             self.outliers = 0
             return True, "", False
@@ -235,70 +206,39 @@ class Member:
         self.twins = self.twins + 1 if closed.twin else 0
         if closed.twin and (self.twins > 1 or self.has_sent):
             raise Twin(
-                f"a different process sends as {self.context.node!r}: this one stops; give one of them "
-                "a different name"
+                f"a different process sends as {self.context.node!r}: this one stops; give one of "
+                "them a different name"
             )
         self.has_sent = self.has_sent or closed.sent
 
-    def _load(self) -> Requests[None]:
-        try:
-            newest = yield from loaded(self.context)
-        except Diverged:
-            raise RoundsError(
-                "the checkpoint and the lists give other parameters than the other nodes have: does this "
-                "machine compute differently (see jgc.rounds.arithmetic), or have a different version of jgc?"
-            ) from None
-        if newest is None:
-            raise RoundsError("the bucket forgets: it has run.json, and no checkpoint")
-        self._at(*newest)
-
-    def _at(self, shared: Shared, lists: Sequence[RoundList]) -> None:
-        """Go on from a shared state and the lists that led to it."""
-        self.shared = shared
+    def _go_on_from(self, newest: replay.Newest) -> None:
+        self.shared, lists = newest
         if lists:
             self.members = frozenset(lists[-1].nodes)
 
     def _catch_up(self) -> Requests[None]:
         """Apply all lists that exist: one list a round would leave this node behind."""
         try:
-            for closed in (yield from lists_from(self.context, self.shared.number)):
+            for closed in (yield from replay.lists_from(self.context, self.shared.number)):
                 self.members = frozenset(closed.nodes)
-                self.shared, _ = yield from advanced(self.context, self.shared, closed, {})
-        except Diverged:
-            yield from self._heal(closed)
+                self.shared, _ = yield from replay.advanced(self.context, self.shared, closed, {})
+        except replay.Diverged:
+            self._go_on_from((yield from replay.healed(self.context, closed)))
         except Forgotten:
-            yield from self._load()
-
-    def _heal(self, closed: RoundList) -> Requests[None]:
-        """The shared state after a list that names a different digest than this node's.
-
-        First from the newest checkpoint, which mends a flipped bit; if that gives a wrong digest
-        again, from the checkpoint after this round, which the list's writer makes.
-        """
-        context, number = self.context, closed.round + 1
-        context.say(f"round {closed.round}: {context.node} has other parameters than the list; it takes a checkpoint")
-        pauses, least = Pauses(context), 0
-        while True:
-            with suppress(Diverged):
-                newest = yield from loaded(context, least)
-                if newest is not None and newest[0].number >= number:
-                    return self._at(*newest)
-            least = number
-            if pauses.waited > context.rules.timeout:
-                raise RoundsError(f"no checkpoint gives the parameters that the list of round {closed.round} names")
-            yield from pauses.next(f"checkpoint {number}, by {closed.writer}")
+            self._go_on_from((yield from replay.resumed(self.context)))
 
     def _begin_anew(self, pending: Pending, why: str) -> Requests[Outcome]:
-        """Go on from a checkpoint, without last message and memory: whether it counts is unknown."""
+        """Go on from a checkpoint, without memory and last message, which may count or not."""
         context = self.context
         context.say(f"{context.node} was away too long: {why}; its residual is lost")
         self.memory, self.carry = context.coder.first(), pending.since()
         self.lost += 1
-        yield from self._load()
-        if context.node not in self.members:
-            yield from self._announce("here")
-        reason = "away for longer than rounds are kept"
-        return Outcome(pending.round, (), False, reason, {}, 0.0, "", self.shared.digest, self.shared.number, True)
+        self._go_on_from((yield from replay.resumed(context)))
+        yield from self._announce_here()
+        return Outcome(
+            pending.round, (), False, "away for longer than rounds are kept", {}, 0.0, "",
+            self.shared.digest, self.shared.number, True,
+        )  # fmt: skip
 
     def _resume(self, pending: Pending) -> Requests[Outcome | None]:
         """Set memory and carry after a restart, by the list of the round in which it was killed."""
@@ -315,9 +255,10 @@ class Member:
             return (yield from self._finish(pending, unless_left=True))
         counted = False
         for number in range(pending.round, self.shared.number):
-            closed = yield from list_of(context, number)
+            closed = yield from replay.list_of(context, number)
             if closed is None or (number > pending.round and closed.counts(node)):
-                context.say(f"{node} comes back without its residual: its disk is of round {pending.round}")
+                disk = f"its disk is of round {pending.round}"
+                context.say(f"{node} comes back without its residual: {disk}")
                 self.lost += 1
                 return None
             if number == pending.round:
@@ -332,8 +273,14 @@ class Member:
         try:
             self.disk.write(pending)
         except OSError as error:
-            self.context.say(f"{self.context.node} cannot keep its residual on disk: {error.strerror}")
+            node = self.context.node
+            self.context.say(f"{node} cannot keep its residual on disk: {error.strerror}")
         return pending
+
+    def _announce_here(self) -> Requests[None]:
+        """Announce this node unless it is a member: the others wait for members anyway."""
+        if self.context.node not in self.members:
+            yield from self._announce("here")
 
     def _announce(self, suffix: str) -> Requests[None]:
         """Tell the others to wait for this node in this round ("here"), or not ("left")."""
@@ -342,8 +289,8 @@ class Member:
         yield from persistently(self.context, Create(name, sealed(header, {}, self.context.secret)))
 
     def _write_checkpoint(self, closed: RoundList) -> None:
-        """Write a checkpoint if it is this node's turn, in the background, without delaying messages."""
+        """Write a checkpoint if it is this node's turn, in the background."""
         number, every = closed.round + 1, self.context.rules.checkpoint_every
         due = number % every == 0 or closed.dissent
         if due and closed.writer == self.context.node and self.shared.number == number:
-            self.context.spawn(write_checkpoint(self.context, self.shared))
+            self.context.spawn(replay.write_checkpoint(self.context, self.shared))

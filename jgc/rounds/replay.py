@@ -1,6 +1,7 @@
 """Checkpoints, and theta of any round from a checkpoint and the lists that follow it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from jgc.rounds.names import (
 )
 from jgc.rounds.requests import Create, Delete, Get, List, Requests
 
-TRIES = 5  # of objects that a different node may be writing or deleting
+TRIES = 5  # reads of objects that other nodes may be writing or deleting
+
+Newest = tuple[Shared, list[RoundList]]  # a shared state, and the lists since its checkpoint
 
 
 class Diverged(Exception):
@@ -51,8 +54,9 @@ def newest_checkpoint(context: Context, least: int = 0) -> Requests[Shared | Non
     """The newest readable checkpoint after at least `least` rounds; else None."""
     for _ in range(TRIES):
         names = yield from persistently(context, List(CHECKPOINTS))
-        numbers = (name.rpartition("/")[2] for name in names)
-        for number in sorted((int(x) for x in numbers if x.isdigit() and int(x) >= least), reverse=True):
+        endings = (name.rpartition("/")[2] for name in names)
+        numbers = sorted((int(x) for x in endings if x.isdigit()), reverse=True)
+        for number in (x for x in numbers if x >= least):
             (data,) = yield from persistently(context, Get((checkpoint_name(number),)))
             if data is None:
                 break  # deleted since it was listed: a newer one exists
@@ -129,29 +133,34 @@ def advanced(
         raise RoundsError(f"round {closed.round}: a message of its list: {error}") from None
 
 
-def _messages(context: Context, closed: RoundList, known: Mapping[str, bytes]) -> Requests[dict[str, bytes]]:
+def _messages(
+    context: Context, closed: RoundList, known: Mapping[str, bytes]
+) -> Requests[dict[str, bytes]]:
     """The messages of a list's members, with the checksums that it names."""
-    data = {x.node: known[x.node] for x in closed.members if sha256_of(known.get(x.node, b"")) == x.sha256}
+    members = {x.node: x for x in closed.members}
+    data = {n: x for n, x in known.items() if n in members and sha256_of(x) == members[n].sha256}
     missing = [x for x in closed.members if x.node not in data]
-    pauses = Pauses(context)
-    for tries in range(TRIES if missing else 0):
-        names = tuple(message_name(closed.round, x.node, x.attempt) for x in missing)
-        objects = yield from persistently(context, Get(names))
-        if None not in objects:
-            break
-        if tries == TRIES - 1:
-            raise Forgotten(f"messages of round {closed.round} that its list names are not in the bucket")
+    if not missing:
+        return data
+    names = tuple(message_name(closed.round, x.node, x.attempt) for x in missing)
+    pauses, tries = Pauses(context), 1
+    while None in (objects := (yield from persistently(context, Get(names)))):
+        if tries == TRIES:
+            raise Forgotten(f"messages that the list of round {closed.round} names are gone")
         yield from pauses.next(f"messages of round {closed.round}")
-    for entry, content in zip(missing, objects if missing else (), strict=True):
+        tries += 1
+    for entry, name, content in zip(missing, names, objects, strict=True):
         if sha256_of(content) != entry.sha256:
-            name = message_name(closed.round, entry.node, entry.attempt)
-            raise RoundsError(f"{name} differs from the list of its round: it was overwritten, so nodes cannot agree")
+            raise RoundsError(
+                f"{name} differs from the list of its round: it was overwritten, so nodes cannot "
+                "agree"
+            )
         data[entry.node] = content
     return data
 
 
 def lists_from(context: Context, number: int) -> Requests[list[RoundList]]:
-    """The lists from round `number` on. Raises Forgotten if that was deleted and later rounds exist."""
+    """The lists from round `number` on. Raises Forgotten if one is gone and later ones exist."""
     names = yield from persistently(context, List(ROUNDS, before_round(number)))
     rounds = by_round(names)
     lists: list[RoundList] = []
@@ -167,8 +176,8 @@ def lists_from(context: Context, number: int) -> Requests[list[RoundList]]:
     return lists
 
 
-def replayed(context: Context, shared: Shared) -> Requests[tuple[Shared, list[RoundList]]]:
-    """The newest shared state from an older one, and the lists in between."""
+def _replayed(context: Context, shared: Shared) -> Requests[Newest]:
+    """The newest shared state from an older one."""
     lists: list[RoundList] = []
     while more := (yield from lists_from(context, shared.number)):
         for closed in more:
@@ -177,7 +186,7 @@ def replayed(context: Context, shared: Shared) -> Requests[tuple[Shared, list[Ro
     return shared, lists
 
 
-def loaded(context: Context, least: int = 0) -> Requests[tuple[Shared, list[RoundList]] | None]:
+def _loaded(context: Context, least: int = 0) -> Requests[Newest | None]:
     """The newest shared state, from a checkpoint after at least `least` rounds; None without one.
 
     Raises Diverged if checkpoint and lists give a different state than a list names.
@@ -188,8 +197,47 @@ def loaded(context: Context, least: int = 0) -> Requests[tuple[Shared, list[Roun
         if shared is None:
             return None
         try:
-            return (yield from replayed(context, shared))
+            return (yield from _replayed(context, shared))
         except Forgotten as error:  # deleted meanwhile, as a newer checkpoint was made
             text = str(error)
         yield from pauses.next(text)
     raise RoundsError(f"the bucket forgets: {text}, and there is no newer checkpoint")
+
+
+def resumed(context: Context) -> Requests[Newest]:
+    """The newest shared state of the bucket. Raises RoundsError if it is wrong, or not there."""
+    try:
+        newest = yield from _loaded(context)
+    except Diverged:
+        raise RoundsError(
+            "the checkpoint and the lists give other parameters than the other nodes have: does "
+            "this machine compute differently (see jgc.rounds.arithmetic), or have a different "
+            "version of jgc?"
+        ) from None
+    if newest is None:
+        raise RoundsError("the bucket forgets: it has run.json, and no checkpoint")
+    return newest
+
+
+def healed(context: Context, closed: RoundList) -> Requests[Newest]:
+    """The shared state after a list that names a different digest than this node's.
+
+    First from the newest checkpoint, which mends a flipped bit; if that gives a wrong digest
+    again, from the checkpoint after this round, which the list's writer makes.
+    """
+    node, number = context.node, closed.round + 1
+    context.say(
+        f"round {closed.round}: {node} has other parameters than the list; it takes a checkpoint"
+    )
+    pauses, least = Pauses(context), 0
+    while True:
+        with suppress(Diverged):
+            newest = yield from _loaded(context, least)
+            if newest is not None and newest[0].number >= number:
+                return newest
+        least = number
+        if pauses.waited > context.rules.timeout:
+            raise RoundsError(
+                f"no checkpoint gives the parameters that the list of round {closed.round} names"
+            )
+        yield from pauses.next(f"checkpoint {number}, by {closed.writer}")

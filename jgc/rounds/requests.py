@@ -55,7 +55,7 @@ def answer(request: Request, bucket: Bucket, wait: Callable[[float], Any] = time
         case Create(name, data):
             return bucket.create(name, data)
         case Get(names):
-            return bucket.get(names) if names else []
+            return bucket.get(names)
         case List(folder, after):
             return bucket.list(folder, after)
         case Delete(names):

@@ -77,9 +77,6 @@ class MemoryDisk(NoDisk):
     def read(self):
         return self.pending
 
-    def remove(self):
-        self.pending = None
-
 
 class Faults(NamedTuple):
     """How often a request or a process fails.

@@ -45,6 +45,7 @@ def test_a_bucket_that_cannot_be_opened_is_one_line(url, text):
     ("Generic LocalFileSystem error: ... No space left on device (os error 28)", BucketError, "is full"),
     ("Server returned non-2xx status code: 507 Insufficient Storage: ", BucketError, "is full"),
     ("Client error with status 403 Forbidden: AccessDenied", NoBucket, "refused"),
+    ("Client error with status 401: sign in", NoBucket, "refused"),
     ("Client error with status 403 Forbidden: <Code>RequestTimeTooSkewed</Code>", NoBucket, "clock is wrong"),
     ("Error performing PUT http://169.254.169.254/latest/api/token", NoBucket, "no credentials"),
     ("404: <Code>NoSuchBucket</Code>", NoBucket, "no such bucket"),

@@ -8,7 +8,9 @@ import numpy as np
 
 from jgc.lab.bench.network.jax_methods import sent_by
 from jgc.lab.bench.network.methods import NEVER, local_of, split
-from jgc.loops.local_programs import make_exchange, make_inner
+from jgc.layout.devices import LARGEST_NORM
+from jgc.loops.local_programs import exchange_program, make_inner
+from jgc.loops.norms import norms_of_nodes
 from jgc.loops.outer import Arrays
 from jgc.nodes.gradients import node_grads
 from jgc.types import Nodes, PyTree
@@ -54,18 +56,17 @@ def build_rounds(name: str, nodes: Nodes, params: PyTree, loss: Callable[..., An
 
     def inner(params, state, batch):
         losses, grads = gradients(params, batch)
-        params, state, *_ = inner_step(params, state, grads, losses)
-        return params, state
+        return inner_step(params, state, grads, losses, norms_of_nodes(grads) < LARGEST_NORM)
 
     jitted = jax.jit(inner, donate_argnums=(0, 1), out_shardings=(shardings.own, shardings.inner))
     compiled = jitted.lower(arrays.own, arrays.inner, batch).compile()
     if parts.every == NEVER:
         return Rounds(every, compiled, None, arrays, 0.0, 0.0, {}, "")
     phase = parts.compressor.schedule[-1].value
-    exchange = make_exchange(parts, placements, parts.leaves(params)[0], 0, phase)
+    exchange = exchange_program(parts, arrays, 0, phase)
 
     def on_step(arrays, step):
-        return exchange(jax.random.fold_in(jax.random.key(0), step), arrays)[0]
+        return exchange(arrays, jax.random.key(0), step)[0]
 
     program = jax.jit(on_step, donate_argnums=0, out_shardings=shardings).lower(arrays, np.int32(0)).compile()
     physical = float(sum(sent.bytes for sent in parts.compressor.wire(phase, params, nodes).physical))

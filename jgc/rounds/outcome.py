@@ -1,0 +1,34 @@
+"""The outcome of an exchange."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+LATE = "late"  # the reason why a message does not count: the list was made before it came
+
+
+class Outcome(NamedTuple):
+    """The outcome of an exchange for this node.
+
+    Attributes:
+      round: its number.
+      members: the nodes whose messages count.
+      counted: whether this node's message counts.
+      reason: why not; "" if it counts.
+      left_out: why other messages do not count, by node.
+      waited: seconds from the message to the list.
+      closed_by: the node that made the list.
+      digest: of the shared state after this exchange.
+      number: closed rounds in the shared state; more than round + 1 if this node was behind.
+      discarded: whether a part of this node's work is lost: an outlier, not finite, or unknown.
+    """
+
+    round: int
+    members: tuple[str, ...]
+    counted: bool
+    reason: str
+    left_out: Mapping[str, str]
+    waited: float
+    closed_by: str
+    digest: str
+    number: int
+    discarded: bool = False
