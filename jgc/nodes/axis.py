@@ -14,15 +14,7 @@ from jgc.checks.misuse import check_arrays, check_nodes
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
-    BATCH,
-    Sharded,
-    Stacked,
-    axes_of,
-    check_placements,
-    map_placed,
-    on_node_axis,
-    placed_leaves,
-    spec,
+    BATCH, Sharded, Stacked, axes_of, check_placements, map_placed, on_node_axis, placed_leaves, spec,
 )  # fmt: skip
 from jgc.types import EMULATED, Nodes, PyTree
 
