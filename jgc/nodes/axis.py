@@ -14,7 +14,15 @@ from jgc.checks.misuse import check_arrays, check_nodes
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
-    BATCH, Sharded, Stacked, axes_of, check_placements, map_placed, on_node_axis, placed_leaves, spec,
+    BATCH,
+    Sharded,
+    Stacked,
+    axes_of,
+    check_placements,
+    map_placed,
+    on_node_axis,
+    placed_leaves,
+    spec,
 )  # fmt: skip
 from jgc.types import EMULATED, Nodes, PyTree
 
@@ -99,8 +107,7 @@ def on_nodes(
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
     """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
 
-    A leaf that is neither an array nor a number is a TypeError. A batch whose arrays [K, b, ...]
-    all have b = 0 is an error, too: the mean loss of no examples is NaN.
+    TypeError for other leaves than arrays and numbers. The mean loss of no examples would be NaN.
     """
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count, parts = nodes.per_device * nodes.size(nodes.slow), nodes.size(nodes.fast)
@@ -114,10 +121,9 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
         if not shape or shape[0] != count:
             cure = "jgc.node_grads, compressor.init and jgc.init_optax return such arrays"
             if placement == BATCH:
-                cure = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
-                if not shape:
-                    cure = f"repeat a number for each example, jnp.full(({count}, b), x)"
-                cure = f"a batch has leading axes [K, b]: {cure}"
+                split = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
+                fill = f"repeat a number for each example, jnp.full(({count}, b), x)"
+                cure = f"a batch has leading axes [K, b]: {split if shape else fill}"
             raise ValueError(
                 f"{leaf} has shape {shape}, and its first axis must be the K = {count} nodes; "
                 f"{cure}")
