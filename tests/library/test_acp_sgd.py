@@ -159,6 +159,7 @@ def test_rules_of_layers_see_each_pair_of_phases_once():
     assert set(seen) == set(compressor.schedule)
 
 
+@pytest.mark.slow
 def test_shards_of_a_node_are_compressed_in_turn():
     mesh = jax.make_mesh((2, 2), ("dcn", "fsdp"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
     nodes = jgc.from_mesh(mesh, slow=("dcn",), fast=("fsdp",))

@@ -66,6 +66,7 @@ def test_every_chunks_largest_as_numpy_has_them(sizes, alpha, least, chunk, ties
     assert selector.unpack(packed, layers).tolist() == positions
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31), st.sampled_from([1, 2, 4, 9, 64]), st.integers(1, 3))
 def test_both_searches_of_rows_agree_ties_included(seed, k, largest):
     rows = np.random.default_rng(seed).integers(0, largest + 1, (2, 4096)).astype(np.float32)

@@ -57,7 +57,7 @@ from jgc.selection import entries
 NAMES = (*METHODS, *VARIANTS)
 assert set(MECHANISMS) <= set(VARIANTS) and set(KINDS) <= set(METHODS)
 LOSSLESS = [name for name, method in METHODS.items() if method.lossless is not None]
-SCATTERED = ("topk", "scalecom", "demo", "egc")  # positions per node, shared, in chunks, by a threshold
+SCATTERED = ("topk", "scalecom", "egc")  # positions per node, shared, by a threshold
 CASES = [
     Case(name, i, layout) for name in NAMES for i in range(len(compressor_of(name).schedule)) for layout in LAYOUTS
 ]

@@ -75,6 +75,7 @@ def test_a_message_has_the_bytes_that_a_device_gathers(name):
     assert 0 <= 4 * message.size - up < 4 * len(sent.logical)
 
 
+@pytest.mark.slow
 def test_a_message_that_was_not_counted_returns_to_the_residual():
     grads = _of_node(_gradients(0), 0)
     compressor = topk(alpha=0.1, value_code="1bit")

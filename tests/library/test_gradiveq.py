@@ -84,6 +84,7 @@ def test_slices_follow_figure_3a():
     assert layer == Sliced(0, 72, 24, 3, 3)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 4), st.integers(0, 2**31 - 1))
 @settings(max_examples=10, deadline=None)
 def test_codes_are_linear_whole_or_in_parts(taps, places, reuse, seed):
@@ -133,6 +134,7 @@ def test_basis_is_that_of_sample_covariance(samples, width):
             assert abs(float(vectors[:, -1 - i] @ np.asarray(directions[g, i]))) > 0.999
 
 
+@pytest.mark.slow
 @given(st.floats(0, 0.99), st.integers(2, 12), st.integers(0, 2**31 - 1))
 @settings(max_examples=40, deadline=None)
 def test_at_most_lambda_of_sample_energy_is_lost(loss, samples, seed):

@@ -108,6 +108,7 @@ def test_coefficients_of_most_energy_are_kept():
     assert len(state.shared.kept) == round(0.1 * N)
 
 
+@pytest.mark.slow
 def test_common_part_needs_few_coefficients():
     few = {"share": 0.03, "alpha": 1e-6, "min_values": 1, "code_dtype": "int32"}
     grads = in_common(1, 0.3, 7)

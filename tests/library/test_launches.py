@@ -70,6 +70,7 @@ def test_buckets_of_a_gpu_hold_whole_matrices(on_gpu):
     assert buckets(leaves) == [list(range(8)), [8, 9]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 3])
 def test_powersgd_computes_the_same(rank, monkeypatch):
     params = {f"{i}": jnp.zeros(shape) for i, shape in enumerate(SHAPES)}

@@ -30,6 +30,7 @@ def steps(compressor, count):
     return out, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", some_by_default([{}, {"momentum_correction": True, "factor_masking": True}], [{}]))
 def test_with_all_blocks_searched_the_values_sent_are_those_of_topk(memory):
     plain, _ = steps(topk(alpha=0.01, value_code="1bit", **memory), 3)

@@ -206,6 +206,7 @@ def first_state(name):
     return jax.tree.map(np.asarray, init(jax.random.key(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_default(METHODS, ("server", "ring")))
 def test_paper_recipe_is_the_papers_equations(name):
     came, keys, state = gradients(len(PHASES)), jax.random.split(jax.random.key(1), len(PHASES)), first_state(name)
@@ -252,6 +253,7 @@ def test_a_residual_counts_once():
     np.testing.assert_allclose(residual[quiet], sum(u)[quiet], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_innovations_are_the_largest_of_each_layer_and_do_not_replace_what_is_decoded():
     name = "server, leader's positions"
     state, g = first_state(name), gradients(1)[0]

@@ -57,6 +57,7 @@ def _largest(v: np.ndarray) -> np.ndarray:
     return np.array(out)
 
 
+@pytest.mark.slow
 def test_top_k_phase_aggregates_at_leaders_positions_and_trains():
     grads, state = _gradients(), _first_state()
     aggregated, after, info = _step("top-k")(jax.random.key(0), grads, state)
@@ -123,6 +124,7 @@ def test_the_nodes_take_turns_as_leader(step):
     assert set(np.flatnonzero(_flat(aggregated))) == set(_largest(_flat(grads)[step % K]))
 
 
+@pytest.mark.slow
 def test_own_positions_match_top_k():
     grads, settings = _gradients(), {"positions": "own"}
     v, expected = _flat(grads), np.zeros((K, 250))

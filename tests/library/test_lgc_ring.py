@@ -59,6 +59,7 @@ def _emulated():
 LAYOUTS = ("emulated", "two per device", "one per device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", some_by_default(LAYOUTS, ("two per device",)))
 def test_ring_and_psum_agree_bit_for_bit(layout):
     for (_, _, mean, after), (_, _, other, other_after) in zip(
@@ -96,6 +97,7 @@ def test_decoding_error_stays_in_residual():
     np.testing.assert_allclose(had - np.asarray(after.local.memory, float).mean(0), _flat(mean), atol=2**-20)
 
 
+@pytest.mark.slow
 def test_only_linear_decoder_maps_mean_of_codes_to_mean():
     codes = jax.random.normal(jax.random.key(1), (K, 2, ae.CHANNELS))
     for linear, exact in ((True, True), (False, False)):

@@ -239,6 +239,7 @@ STREAMING = {"fragments": 2, "overlap": 2, "merge": 0.5}
 EXCHANGES = [(topk(alpha=0.1), {}), (topk(alpha=0.1), STREAMING | {"merge": 0.0}), (qsgd(), STREAMING)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, more", some_by_default(EXCHANGES, EXCHANGES[1:2]), ids=["topk", "topk, streaming", "qsgd, streaming"]
 )
@@ -451,6 +452,7 @@ def test_divided_parameters_stay_divided_and_train_as_whole_ones(axis_type, more
         np.testing.assert_allclose(state.params[name], x, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_default(["topk", "powersgd", "signsgd"], ["powersgd"]))
 def test_divided_parameters_with_methods(name):
     nodes = jgc.from_mesh(jax.make_mesh((2, 4), ("dcn", "fsdp")), slow="dcn", fast="fsdp")

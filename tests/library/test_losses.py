@@ -174,7 +174,7 @@ def _trained(loop: str, layout: str) -> tuple[dict, dict]:
 
 
 CASES = [(loop, layout) for loop in ("make_step", "local_steps") for layout in LAYOUTS[1:]]
-CHOSEN = [("make_step", "2 x 4 divided"), ("local_steps", "8 nodes on 4")]
+CHOSEN = [("make_step", "2 x 4 divided")]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, NORM])

@@ -101,6 +101,7 @@ def test_entries_added_layer_by_layer(kind, on):
     same(lambda p, x: cleared(jnp.ones(407), kind(p[0].at[3].set(500), x[0])), positions, values)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seeds, st.integers(1, 700), st.floats(0.01, 1))
 def test_any_range(seed, n, share):

@@ -52,7 +52,7 @@ def step_of(name: str):
 TUNED = [*((name, "tpu") for name in METHODS), ("qsgd", "cpu"), ("qsgd, 3 bits", "cpu")]
 
 
-@pytest.mark.parametrize("name, device", some_by_default(TUNED, [("onebit, buckets", "tpu"), ("qsgd", "cpu")]))
+@pytest.mark.parametrize("name, device", some_by_default(TUNED, [("qsgd", "cpu")]))
 def test_means_equal_those_of_plain_references(name, device, monkeypatch):
     assert values_of(jgc.layout.pack.make_packing(PARAMS).layers) == N
     with plain_operations():
@@ -67,7 +67,10 @@ def test_means_equal_those_of_plain_references(name, device, monkeypatch):
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(40_000,), (1000, 30_000, 1, 2, 1021, 5000), (1024, 2048, 40_000), (7,) * 6000])
+SIZES = [[40_000], [1000, 30_000, 1, 2, 1021, 5000], [1024, 2048, 40_000], [7] * 6000]
+
+
+@pytest.mark.parametrize("sizes", some_by_default(SIZES, SIZES[:3]))
 def test_scales_on_tpu_are_those_of_each_layer(sizes, monkeypatch):
     starts = np.cumsum((0, *sizes))
     layers = tuple(Layer(str(i), int(starts[i]), size, (size,)) for i, size in enumerate(sizes))

@@ -60,6 +60,7 @@ def test_train_state_and_nnx_optimizer_equal_make_step(page):
     np.testing.assert_allclose(names["linear"].kernel[...], want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_unequal_nodes_train_on_the_mean_of_all_examples(page):
     names = page("import jax, jax.numpy", "def weighted", steps=1)
     batch = names["unequal"](0)
@@ -72,6 +73,7 @@ def test_unequal_nodes_train_on_the_mean_of_all_examples(page):
     np.testing.assert_allclose(grads["w"].mean(0), grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_keys_of_the_model_state_differ_between_nodes(page, monkeypatch):
     monkeypatch.setattr(jgc, "make_step", partial(jgc.make_step, unroll=False))  # compiles in a quarter of the time
     names = page("import jax, jax.numpy", "def loss_of_model", steps=2)

@@ -417,6 +417,7 @@ def _fsdp(shapes):
     }
 
 
+@pytest.mark.slow
 def test_klt_learns_bases_of_divided_biases_and_long_modes():
     nodes, params = _fsdp({"w": ((8, 6), ("fsdp",)), "b": ((8,), ("fsdp",))})
     for settings in ({}, {"max_mode": 4}):

@@ -248,7 +248,7 @@ def test_threshold_v_counts_its_whole_buffer():
     assert {m.field: m.bytes for m in wire.logical if m.direction == "up"} == {"values": 44, "positions": 8}
 
 
-@pytest.mark.parametrize("name", some_by_default(SPARSE, ("topk", "dgc", "egc", "threshold_v")))
+@pytest.mark.parametrize("name", some_by_default(SPARSE, ("topk", "threshold_v")))
 # what some methods send, and what they leave their slots empty for
 @pytest.mark.parametrize("size", some_by_default([1.0, 1e-9], [1e-9]))
 def test_positions_that_diagnose_finds_can_be_coded(name, size):

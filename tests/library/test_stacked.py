@@ -73,6 +73,7 @@ def test_stacked_leaf_equals_leaves_of_its_layers(name, layout):
     assert same_bits(info, apart_info)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_default(METHODS, ("topk",)))
 def test_bytes_residuals_and_diagnostics_are_those_of_the_layers(name):
     method, nodes = build(settings_of(name)), nodes_of("4 devices")
@@ -112,6 +113,7 @@ def test_top_k_selects_in_every_layer():
     assert counts[0][1:] == [0, 0] and all(count > 0 for count in counts[1])
 
 
+@pytest.mark.slow
 def test_combinators_nest_and_share_one_collective():
     rules, rest = [("^head/", topk(alpha=0.5))], topk(alpha=0.1)
     around = per_layer([*rules, ("^blocks/", stacked("^blocks/", rest))], rest)
@@ -134,6 +136,7 @@ def test_one_layer_can_go_another_way():
     assert not residual["blocks/kernel"][0].any() and residual["blocks/kernel"][1].any()
 
 
+@pytest.mark.slow
 def test_stacked_in_optax_and_in_nnx():
     module = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
     params = jax.tree.map(lambda x: jnp.stack([x] * L), nnx.state(module, nnx.Param))

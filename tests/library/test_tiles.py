@@ -36,6 +36,7 @@ def _states(name: str, monkeypatch):
     return compressor, nodes, flat, compressor.init(jax.random.key(0), PARAMS, nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_default(METHODS, ("topk, corrected",)))
 def test_steps_of_states_in_tiles_equal_those_of_vectors(name, monkeypatch):
     compressor, nodes, flat, tiles = _states(name, monkeypatch)

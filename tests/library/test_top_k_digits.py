@@ -59,6 +59,7 @@ def test_all_values_and_none():
     assert largest_on_gpu(jnp.zeros(9), [Range(7, 2, 2), Range(1, 3, 3)]).tolist() == [7, 8, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_values_between_ranges_are_not_chosen():
     v = jnp.arange(256.0)
     assert largest_on_gpu(v, [Range(0, 100, 2), Range(128, 100, 2)], 1).tolist() == [98, 99, 226, 227]

@@ -51,6 +51,7 @@ def test_positions_are_those_of_a_sort(sizes, counts, kind):
     assert np.array_equal(found, np.concatenate(wanted)) and found.dtype == jnp.int32
 
 
+@pytest.mark.slow
 def test_ranges_of_a_vector_on_tpu_and_cpu_agree(monkeypatch):
     rng = np.random.default_rng(0)
     x = jnp.asarray(np.round(rng.standard_normal(50_000), 2), jnp.float32).at[7].set(jnp.nan).at[9].set(-jnp.inf)
@@ -63,6 +64,7 @@ def test_ranges_of_a_vector_on_tpu_and_cpu_agree(monkeypatch):
     assert largest_in_ranges(x, []).shape == (0,)
 
 
+@pytest.mark.slow
 def test_emulated_nodes_select_each_its_own():
     parts = np.stack([values("many ties", 40_000, np.random.default_rng(i)) for i in range(3)])
     xs = jnp.asarray(np.stack([floats(part) for part in parts]))

@@ -90,6 +90,7 @@ def test_layers_of_an_nnx_module_are_named_by_attributes():
     assert np.count_nonzero(aggregated["norm"]["scale"].get_value()) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", some_by_default([1, 2], [2]), ids=["top-k", "compressed"])
 def test_lgc_aggregates_a_network_of_first_and_last_layer_alone(phase):
     params = {"Conv_0": {"kernel": jnp.zeros((3, 4))}, "head": {"kernel": jnp.zeros((4, 2))}}

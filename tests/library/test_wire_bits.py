@@ -30,6 +30,7 @@ def test_every_width_roundtrips(bits):
     assert np.array_equal(back, codes)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 200), st.sampled_from([1, 3, 4, 9]), st.integers(0, 2**32 - 1))
 def test_every_length_roundtrips(n, bits, seed):
     codes = np.random.default_rng(seed).integers(0, 2**bits, n, dtype=np.uint32)

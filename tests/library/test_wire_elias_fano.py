@@ -54,6 +54,7 @@ def test_all_positions_roundtrip(case):
     assert np.array_equal(there_and_back(positions, n)[1], positions)
 
 
+@pytest.mark.slow
 @given(ascending(most=2000))
 def test_bits_match_definition(case):
     n, positions = case

@@ -160,6 +160,7 @@ def curve(make, seed, nodes, changes):
     return np.array(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_default(LOOPS, ["local, streaming"]))
 def test_eight_to_four_to_eight_nodes_trains_as_eight(name):
     """The change comes in the middle of a round of local steps. One step function per number of nodes is compiled."""
@@ -179,6 +180,7 @@ def test_eight_to_four_to_eight_nodes_trains_as_eight(name):
 # --- from a checkpoint ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_default(["topk", "local, streaming"], ["local, streaming"]))
 def test_goes_on_from_a_checkpoint_of_other_nodes(tmp_path, name):
     """8 nodes on 8 devices write, 4 nodes on 4 devices go on: as without the checkpoint, bit for bit."""
@@ -377,6 +379,7 @@ def two_fragments(name, overlap, merge):
     return local.parts, local.make_step(pull, unroll=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, overlap, merge", some_by_default(KINDS, [("adam", 0, 0.0)]))
 def test_states_of_one_run_are_never_taken_for_those_of_two(name, overlap, merge):
     """After steps that a node left out, exchanges that were refused, and for other nodes."""

@@ -36,7 +36,7 @@ def test_gradients_of_float64_are_exchanged_in_float32_with_a_warning(sixty_four
 
 
 CASES = [*((name, {}) for name in METHODS), ("learned_topk", LEARNED)]
-BY_DEFAULT = [*((name, {}) for name in ("lgc_ps", "powersgd", "qsgd", "topk")), ("learned_topk", LEARNED)]
+BY_DEFAULT = [*((name, {}) for name in ("powersgd", "qsgd", "topk")), ("learned_topk", LEARNED)]
 
 
 @pytest.mark.parametrize(("name", "settings"), some_by_default(CASES, BY_DEFAULT), ids=str)
