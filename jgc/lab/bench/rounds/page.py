@@ -15,9 +15,12 @@ from jgc.lab.shared.page import write_page
 
 PAGE, TITLE = "README.md", "Rounds through a bucket on slow links"
 CLAIMS = (("qsgd", "10mbit"), ("sparseloco", "1mbit"))  # with H = 30
-ABOUT = """Four nodes are processes in network namespaces, each behind `tc tbf` at the rate in both
-directions; the bucket is SeaweedFS on a host without a rate, behind a relay at which every request
-waits for the delay. With collectives half of the delay is that of every packet in either direction.
+ABOUT = """The command at the top is the last of several: a folder's rows are not run again, and the other
+rows came from other values of its options.
+
+Four nodes are processes in network namespaces, each behind `tc tbf` at the rate in both directions;
+the bucket is SeaweedFS on a host without a rate, behind a relay at which every request waits for
+the delay. With collectives half of the delay is that of every packet in either direction.
 Utilisation is time in local steps over wall time, a node's mean, without joining and the first
 round. Bytes and requests are a node's in a round: "up" and "down" count objects (a listing has
 300 bytes an entry), "link" what its interface counts, headers included. "In series":
