@@ -71,8 +71,8 @@ def _chart(chart: Mapping[Cell, Measured], folder: Path) -> list[str]:
             "Utilisation against local steps a round, and validation loss against seconds, by link"
         )
         parts += [f"![{alt}]({path.name})", _settings(setting, rows), tables.utilisations(rows)]
-        parts += ["### Seconds, bytes and requests", tables.details(rows)]
-    return [*parts, f"### How it was measured\n\n{ABOUT}"] if parts else []
+        parts += ["## Seconds, bytes and requests", tables.details(rows)]
+    return [*parts, f"## How it was measured\n\n{ABOUT}"] if parts else []
 
 
 def _setting(cell: Cell) -> tuple:
