@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import jax
@@ -10,16 +11,19 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jgc import comm
 from jgc.backend import traced_for
-from jgc.checks.misuse import check_arrays, check_nodes
+from jgc.checks.misuse import check_arrays, check_nodes, path_of
 from jgc.comm.axis import without_collectives
 from jgc.comm.jaxprs import evaluated
 from jgc.nodes.placement import (
     BATCH,
+    SHARED,
     Sharded,
     Stacked,
     axes_of,
     check_placements,
+    inside_a_node,
     map_placed,
+    not_shared,
     on_node_axis,
     placed_leaves,
     spec,
@@ -99,7 +103,7 @@ def on_nodes(
         except ValueError as error:
             if "vmap has mapped output" not in str(error):
                 raise
-            raise ValueError(_not_shared(*differing[:1])) from None
+            raise ValueError(not_shared(*differing[:1])) from None
 
     return checked
 
@@ -110,33 +114,42 @@ def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -
     TypeError for other leaves than arrays and numbers. The mean loss of no examples would be NaN.
     """
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
-    count, parts = nodes.per_device * nodes.size(nodes.slow), nodes.size(nodes.fast)
+    count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
+    parts = nodes.size(nodes.fast) if nodes.fast else 1
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
     batches = []  # shapes [K, b, ...]
-    check_arrays(tree, or_numbers=True)
-    for path, placement, x in placed_leaves(placements, tree):
-        if not on_node_axis(placement):
+    for (path, x), placement in zip(leaves, each, strict=True):
+        if not (hasattr(x, "dtype") or isinstance(x, Number)):
+            check_arrays(tree, or_numbers=True)  # raises
+        where = getattr(placement, "placement", placement)
+        if where == SHARED:
             continue
         shape = getattr(x, "shape", ())
-        leaf = f"the leaf {path!r} of {name}" if path else name
         if not shape or shape[0] != count:
             cure = "jgc.node_grads, compressor.init and jgc.init_optax return such arrays"
-            if placement == BATCH:
+            if where == BATCH:
                 split = f"split it by nodes, x.reshape({count}, -1, *x.shape[1:])"
                 fill = f"repeat a number for each example, jnp.full(({count}, b), x)"
                 cure = f"a batch has leading axes [K, b]: {split if shape else fill}"
             raise ValueError(
-                f"{leaf} has shape {shape}, and its first axis must be the K = {count} nodes; "
-                f"{cure}")
-        if placement != BATCH:
+                f"{which_leaf(path, name)} has shape {shape}, and its first axis "
+                f"must be the K = {count} nodes; {cure}")
+        if where != BATCH:
             continue
         if parts > 1 and (len(shape) < 2 or shape[1] % parts):
             raise ValueError(
-                f"{leaf} has shape {shape}, and its second axis, a node's examples, must be "
-                f"divisible by the node's {parts} devices (random keys, too)")
+                f"{which_leaf(path, name)} has shape {shape}, and its second axis, a node's "
+                f"examples, must be divisible by the node's {parts} devices (random keys, too)")
         batches += [shape] if len(shape) > 1 else []
     if batches and not any(shape[1] for shape in batches):
         shape = batches[0]
         raise ValueError(f"{name} has no examples, an array of shape {shape}: give every node one")
+
+
+def which_leaf(path: tuple[Any, ...], name: str) -> str:
+    """A leaf of the tree `name`, for an error."""
+    return f"the leaf {path_of(path)!r} of {name}" if path else name
 
 
 def _naming_differences(
@@ -158,13 +171,15 @@ def _naming_differences(
         if not communicates:
             return out
         differing.clear()
-        for name, placement, x in placed_leaves(outs, out):
+        leaves = jax.tree_util.tree_flatten_with_path(out)[0]
+        placements = jax.tree.leaves(jax.tree.broadcast(outs, out))
+        for (path, x), placement in zip(leaves, placements, strict=True):
             on_vmap = {EMULATED} if getattr(x, "batch_dim", None) is not None else set()
             if (jax.typeof(x).mat.varying | on_vmap) - may_vary[placement]:
-                differing.append(name)
+                differing.append(path_of(path))
                 if one_per_device:
                     inside = on_node_axis(placement)
-                    raise ValueError((_inside_a_node if inside else _not_shared)(name))
+                    raise ValueError((inside_a_node if inside else not_shared)(differing[-1]))
         return out
 
     return on_node
@@ -269,7 +284,7 @@ def _by_itself(fn: Callable, nodes: Nodes, ins: tuple, outs: PyTree) -> Callable
         leaves, axes_of_outputs = placed_leaves(outs, shapes), varying(traced, ins, args, nodes)
         for (name, placement, _), axes in zip(leaves, axes_of_outputs, strict=True):
             if axes & set(nodes.fast) - axes_of(placement, nodes):
-                raise ValueError(_inside_a_node(name))
+                raise ValueError(inside_a_node(name))
         return evaluated(traced, shapes, args)
 
     return checked
@@ -279,22 +294,3 @@ def varying(traced: Any, ins: PyTree, args: PyTree, nodes: Nodes) -> list[frozen
     """The mesh axes along which each output of a traced function differs; `ins`: placements."""
     placements = jax.tree.leaves(jax.tree.broadcast(ins, args))
     return comm.varying_axes(traced, [axes_of(placement, nodes) for placement in placements])
-
-
-def _not_shared(name: str = "") -> str:
-    which = f"the output's leaf {name!r}" if name else "an output"
-    return (
-        f"{which} is declared SHARED, but differs between nodes (or their devices): it was not "
-        "aggregated. Average it, by a compressor or jgc.comm, or declare it LOCAL. In an optax "
-        "chain every leaf must go through as_optax (optax.masked leaves some out, and "
-        "optax.partition the frozen ones: use jgc.compress.per_layer), and momentum comes after "
-        "it: see docs/composing.md"
-    )
-
-
-def _inside_a_node(name: str) -> str:
-    return (
-        f"the output's leaf {name!r} differs between the devices of a node, which share its "
-        "examples: return a mean of floats, which jgc.node_grads averages over them, not an "
-        "integer such as a count"
-    )

@@ -213,3 +213,24 @@ def placed_leaves(placements: PyTree, tree: PyTree) -> list[tuple[str, Placement
 def map_placed(f: Callable, placements: PyTree, tree: PyTree) -> PyTree:
     """`f(placement, leaf)` of all leaves."""
     return jax.tree.map(lambda where, sub: jax.tree.map(partial(f, where), sub), placements, tree)
+
+
+def not_shared(name: str = "") -> str:
+    """The error of an output that differs between nodes."""
+    which = f"the output's leaf {name!r}" if name else "an output"
+    return (
+        f"{which} is declared SHARED, but differs between nodes (or their devices): it was not "
+        "aggregated. Average it, by a compressor or jgc.comm, or declare it LOCAL. In an optax "
+        "chain every leaf must go through as_optax (optax.masked leaves some out, and "
+        "optax.partition the frozen ones: use jgc.compress.per_layer), and momentum comes after "
+        "it: see docs/composing.md"
+    )
+
+
+def inside_a_node(name: str) -> str:
+    """The error of an output that differs between the devices of a node."""
+    return (
+        f"the output's leaf {name!r} differs between the devices of a node, which share its "
+        "examples: return a mean of floats, which jgc.node_grads averages over them, not an "
+        "integer such as a count"
+    )
