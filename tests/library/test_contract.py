@@ -169,8 +169,8 @@ def test_no_value_of_a_gpu_depends_on_an_order(case, monkeypatch):
     nodes = nodes_of(case.layout)
     step = step_on_nodes(compressor_of(case.variant).aggregate, phase_of(case).value, nodes)
     arguments = step_key(0, nodes), gradients(0, nodes), jgc.place(first_state(case.variant), STATE, nodes)
-    found = list(unordered_scatters(jax.make_jaxpr(step)(*arguments)))
-    assert not found, f"use jgc.wire.sums.range_sums or jgc.selection.entries.scatter, not a scatter of floats: {found}"
+    scatters = list(unordered_scatters(jax.make_jaxpr(step)(*arguments)))
+    assert not scatters, f"a scatter of floats; use jgc.wire.sums.range_sums or jgc.selection.entries.scatter: {scatters}"
 
 
 def unordered_scatters(jaxpr):

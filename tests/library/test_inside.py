@@ -16,8 +16,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "inside.md").read_text()
 
 def rows() -> list[tuple[str, str, str]]:
     """File, function and the row or the function that it is in, of each row of the page's table."""
-    found = re.findall(r"^\| \d+ \| `jgc\.([\w.]+)\.(\w+)` \| `?(\w+)`? \|", PAGE, re.MULTILINE)
-    return [(f"{module.replace('.', '/')}.py", name, inside) for module, name, inside in found]
+    table = re.findall(r"^\| \d+ \| `jgc\.([\w.]+)\.(\w+)` \| `?(\w+)`? \|", PAGE, re.MULTILINE)
+    return [(f"{module.replace('.', '/')}.py", name, inside) for module, name, inside in table]
 
 
 def entered() -> dict[tuple[str, str], set[tuple[str, str]]]:
