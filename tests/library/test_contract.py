@@ -170,7 +170,7 @@ def test_no_value_of_a_gpu_depends_on_an_order(case, monkeypatch):
     step = step_on_nodes(compressor_of(case.variant).aggregate, phase_of(case).value, nodes)
     arguments = step_key(0, nodes), gradients(0, nodes), jgc.place(first_state(case.variant), STATE, nodes)
     scatters = list(unordered_scatters(jax.make_jaxpr(step)(*arguments)))
-    assert not scatters, f"a scatter of floats; use jgc.wire.sums.range_sums or jgc.selection.entries.scatter: {scatters}"
+    assert not scatters, f"floats scattered: use jgc.wire.sums.range_sums or jgc.selection.entries.scatter: {scatters}"
 
 
 def unordered_scatters(jaxpr):
