@@ -111,12 +111,12 @@ def on_nodes(
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
     """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
 
-    TypeError for other leaves than arrays and numbers. The mean loss of no examples would be NaN.
+    Also for a batch without examples: its mean loss is NaN. TypeError for a leaf that is no array.
     """
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)
     parts = nodes.size(nodes.fast) if nodes.fast else 1
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]  # named only in errors
     each = jax.tree.leaves(jax.tree.broadcast(placements, tree))
     batches = []  # shapes [K, b, ...]
     for (path, x), placement in zip(leaves, each, strict=True):
