@@ -28,6 +28,9 @@ _PROGRAMS = Path(os.environ.get("JGC_TESTS_PROGRAMS") or _CACHE)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS / f"jax-{importlib.metadata.version('jax')}"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # a tenth of the time of tracing
+# Tracing makes objects that live long; Python's collector would walk them again and again, a tenth of a test's time.
+gc.set_threshold(100_000, 50, 100)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

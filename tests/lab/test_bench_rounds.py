@@ -380,6 +380,14 @@ def test_the_page_has_every_part(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_the_page_names_every_command_that_measured(tmp_path):
+    for line in ("first --part newcomer", "second", "first --part newcomer"):
+        page.note_command(tmp_path, line)
+    page.write(tmp_path, "third --part page")
+    text = (tmp_path / page.PAGE).read_text()
+    assert text.startswith(f"# {page.TITLE}\n\n    first --part newcomer\n    second\n\n")
+
+
 def test_an_empty_folder_has_a_page(tmp_path):
     assert page.write(tmp_path, "line") == "Nothing has been measured yet."
 

@@ -18,6 +18,7 @@ HAS_OLDER_GENERATOR = jax.__version_info__ < (0, 11)
 XLA_FLAGS = {
     "--xla_backend_optimization_level": "0",
     "--xla_llvm_disable_expensive_passes": "true",
+    "--xla_cpu_parallel_codegen_split_count": "1",  # not a module in 32 parts, each with a copy of all
 }
 if HAS_OLDER_GENERATOR:
     XLA_FLAGS["--xla_cpu_use_fusion_emitters"] = "false"

@@ -116,6 +116,8 @@ class Rounds:
             self._newcomers()
         elif self.part != "page" and (not self._runs() or self.plan):
             return
+        if self.part != "page":
+            page.note_command(self.run_dir, line)
         print(page.write(self.run_dir, line))
 
     def _check(self) -> None:

@@ -15,8 +15,8 @@ from jgc.lab.shared.page import write_page
 
 PAGE, TITLE = "README.md", "Rounds through a bucket on slow links"
 CLAIMS = (("qsgd", "10mbit"), ("sparseloco", "1mbit"))  # with H = 30
-ABOUT = """The command at the top is the last of several: a folder's rows are not run again, and the other
-rows came from other values of its options.
+COMMANDS = "commands.txt"
+ABOUT = """The commands at the top filled this page together: none measures again what the folder holds.
 
 Four nodes are processes in network namespaces, each behind `tc tbf` at the rate in both directions;
 the bucket is SeaweedFS on a host without a rate, behind a relay at which every request waits for
@@ -46,8 +46,11 @@ def write(folder: Path, line: str) -> str:
 
     Args:
       folder: of results.
-      line: the command line, for the page.
+      line: the command line; the page shows those that measured.
     """
+    if not (folder / COMMANDS).exists():
+        note_command(folder, line)
+    commands = (folder / COMMANDS).read_text().splitlines()
     results = read_cells(folder)
     chart = {cell: x for cell, x in results.items() if cell.steps != overlap.ENDLESS}
     searches = {cell: x for cell, x in results.items() if cell.steps == overlap.ENDLESS}
@@ -56,8 +59,17 @@ def write(folder: Path, line: str) -> str:
     parts += _overlap(searches)
     parts += _newcomers(folder)
     text = "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
-    write_page(folder / PAGE, TITLE, line, f"{text}\n")
+    write_page(folder / PAGE, TITLE, "\n    ".join(commands), f"{text}\n")
     return text
+
+
+def note_command(folder: Path, line: str) -> None:
+    """Add a command that measured to those of the folder."""
+    path = folder / COMMANDS
+    lines = path.read_text().splitlines() if path.exists() else []
+    if line not in lines:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{x}\n" for x in [*lines, line]))
 
 
 def _chart(chart: Mapping[Cell, Measured], folder: Path) -> list[str]:
