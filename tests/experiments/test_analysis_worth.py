@@ -89,6 +89,7 @@ def test_small_layers_have_no_row(tmp_path):
     assert "head/bias" not in {row.layer for row in rows}
 
 
+@pytest.mark.slow
 def test_command(tmp_path, capsys):
     runs = [write_run(tmp_path / "two"), write_run(tmp_path / "four", nodes=4, common=0.5)]
     out = tmp_path / "out"

@@ -410,6 +410,7 @@ def test_wrong_results_file_or_place(tmp_path, capsys):
     assert "nothing has been measured at 2/1gbit to calibrate on; there is 4/100mbit" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_advice_from_bench_network(tmp_path, capsys):
     """With what the methods really send; the figures are invented for a different model, so that errors are large."""
     (tmp_path / "results.json").write_text(json.dumps(invented(hosts=(4,))))
@@ -425,6 +426,7 @@ def test_advice_from_bench_network(tmp_path, capsys):
     assert "overhead 5 s a collective, 50.0 % of the bandwidth" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_measured_on_this_device(tmp_path, monkeypatch):
     tiny = dataclasses.replace(workloads.WORKLOADS["digits_convnet5"], batch_size=4)
     monkeypatch.setattr(workloads, "WORKLOADS", {"tiny": tiny})

@@ -65,6 +65,7 @@ def test_bytes_match_run_summary(name, tmp_path):
     assert whole[10] == ratio(summary["dense_total_bytes"] / summary["total_bytes"])
 
 
+@pytest.mark.slow
 def test_whole_imagenet_run_is_as_long_as_the_papers():
     """Table IV of the LGC paper: 0.4 TB, all nodes, the whole training."""
     with pytest.MonkeyPatch.context() as patch:
@@ -197,6 +198,7 @@ def resnet50():
     return dict(zip(names, plans, strict=True))
 
 
+@pytest.mark.slow
 def test_all_plans_every_method():
     variants = variants_of(["all"])
     options = {name: [f"--batch-size={BATCH}"] for name in variants}

@@ -181,6 +181,7 @@ def test_fetch_command(tmp_path):
             load_tiny_imagenet(given)
 
 
+@pytest.mark.slow
 def test_workload_from_command_line(unpacked, tmp_path, monkeypatch, capsys):
     """Replaces resnet18, which is too large for a test, by a small model."""
     monkeypatch.setattr(setup, "make_model", tiny_conv_model)
