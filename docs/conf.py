@@ -11,7 +11,7 @@ version = release = jgc.__version__
 html_title = "jgc: gradient compression for JAX"
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["narrow.css"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
