@@ -221,9 +221,9 @@ def not_shared(name: str = "") -> str:
     return (
         f"{which} is declared SHARED, but differs between nodes (or their devices): it was not "
         "aggregated. Average it, by a compressor or jgc.comm, or declare it LOCAL. In an optax "
-        "chain every leaf must go through as_optax (optax.masked leaves some out, and "
-        "optax.partition the frozen ones: use jgc.compress.per_layer), and momentum comes after "
-        "it: see docs/composing.md"
+        "chain every leaf must go through as_optax (optax.masked leaves some out: use "
+        "jgc.compress.per_layer; frozen leaves do not belong to the parameters: pass them to "
+        "node_grads as frozen), and momentum comes after it: see docs/composing.md"
     )
 
 

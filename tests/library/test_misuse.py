@@ -16,6 +16,7 @@ from make_step_process import compilations
 
 import jgc
 from jgc.compress import TopK, as_optax, dense, dgc, init_optax, per_layer, step_on_nodes, topk
+from jgc.lab.shared.hlo import collectives
 from jgc.nodes.placement import check_placements, locally
 
 PARAMS = {"w": jnp.zeros((6, 4)), "b": jnp.zeros(3)}
@@ -528,6 +529,20 @@ def test_masked_names_the_leaf_that_it_leaves_out_and_works_in_pairs(layout):
         updates, _ = _on_axis(tx, state, nodes)(_own(0, nodes), state, PARAMS)
         for name, x in updates.items():
             np.testing.assert_allclose(x, np.mean(_own(0, nodes)[name], 0), rtol=1e-6, atol=1e-7)
+
+
+def test_frozen_leaves_of_a_partition_are_named_and_a_dense_mean_of_them_is_not_sent():
+    nodes, labels = nodes_of("8 devices"), {"w": "trained", "b": "frozen"}
+    trained = as_optax(topk(), nodes)
+    tx = optax.partition({"trained": trained, "frozen": optax.set_to_zero()}, labels)
+    state = init_optax(tx, PARAMS, nodes)
+    with _raises(ValueError, "frozen leaves do not belong to the parameters: pass them to node_grads as frozen"):
+        _on_axis(tx, state, nodes)(_own(0, nodes), state, PARAMS)
+    zero = optax.chain(as_optax(dense(), nodes), optax.set_to_zero())
+    tx = optax.partition({"trained": trained, "frozen": zero}, labels)
+    state = init_optax(tx, PARAMS, nodes)
+    program = _on_axis(tx, state, nodes).lower(_own(0, nodes), state, PARAMS).compile()
+    assert all("f32" not in x.dtype for x in collectives(program))
 
 
 @every_layout

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
 import jgc
 
@@ -58,6 +60,28 @@ def test_train_state_and_nnx_optimizer_equal_make_step(page):
     np.testing.assert_allclose(names["trained"].params["w"], want, rtol=1e-5, atol=1e-7)
     page("nnx.Optimizer(", steps=5)
     np.testing.assert_allclose(names["linear"].kernel[...], want, rtol=1e-5, atol=1e-7)
+
+
+def test_a_restored_train_state_and_nnx_optimizer_go_on_equally(page, tmp_path):
+    names = page("import jax, jax.numpy", "def mean_gradients", "TrainState", steps=3)
+    page("nnx.Optimizer(", steps=3)
+    batch = jgc.place(names["batch_of"](3), "batch", names["nodes"])
+    trained, linear, optimizer, memory = (names[name] for name in ("trained", "linear", "optimizer", "memory"))
+    saved = {"trained": trained, "nnx": nnx.state((linear, optimizer)), "memory": memory}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "3", saved)
+    with ocp.StandardCheckpointer() as checkpointer:
+        again = checkpointer.restore(tmp_path / "3", saved)
+
+    gradient = names["mean_gradient"](nnx.state(linear), memory, batch)[1]
+    optimizer.update(linear, gradient)
+    want = linear.kernel[...]
+    nnx.update((linear, optimizer), again["nnx"])
+    gradient = names["mean_gradient"](nnx.state(linear), again["memory"], batch)[1]
+    optimizer.update(linear, gradient)
+    np.testing.assert_array_equal(linear.kernel[...], want)
+    after = [x.apply_gradients(grads={"w": want}).params["w"] for x in (trained, again["trained"])]
+    np.testing.assert_array_equal(*after)
 
 
 @pytest.mark.slow
