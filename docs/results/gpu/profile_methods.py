@@ -83,4 +83,6 @@ def main(model: str, methods: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or "--help" in sys.argv:
+        sys.exit(__doc__)
     main(sys.argv[1], sys.argv[2:])

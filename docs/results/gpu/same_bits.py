@@ -47,6 +47,8 @@ def differing_calls(name: str) -> int:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(__doc__)
     print(jax.devices()[0].device_kind)
     for name in sys.argv[1:] or [*(name for name in compress.METHODS if name != "silent"), *VARIANTS]:
         print(f"{name:28s} {differing_calls(name)} of {CALLS - 1} calls differ from the first", flush=True)
