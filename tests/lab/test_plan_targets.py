@@ -15,7 +15,7 @@ from jgc.lab.plan.kernels import Kernels, kernels_of
 from jgc.lab.plan.programs import Program, Refusal, by_link, leaves_group, rows_of
 from jgc.lab.plan.shapes import divided, number, transformer
 from jgc.lab.plan.target_files import known_of, write_csv, write_json
-from jgc.lab.plan.target_page import TargetPlan, draw, markdown, slow_ms
+from jgc.lab.plan.target_page import TargetPlan, cells, draw, markdown, slow_ms
 from jgc.lab.plan.targets import CHIPS, Target, spec_of, target_of
 from jgc.lab.shared.hlo import UnknownCollectiveError, collectives
 from jgc.training.errors import UserError
@@ -146,6 +146,8 @@ def test_rows_have_every_phase_with_bytes_by_link(plan):
     assert dense.arguments == 4 * 2560 and topk.arguments == 2 * 4 * 2560 and topk.cycles is None
     assert slow_ms(dense, plan) == pytest.approx(1e3 * 2 * 8 * 15366 / 1e6)
     assert slow_ms(dense, plan._replace(gbits=0)) is None
+    slow = plan._replace(gbits=1e-6)
+    assert f"{slow_ms(dense, slow):,.0f}" in cells(dense, slow)  # not 2.46e+05
 
 
 def test_pages_and_json_hold_the_figures(plan, tmp_path):

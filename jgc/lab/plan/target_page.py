@@ -104,7 +104,7 @@ def cells(row: Row, plan: TargetPlan) -> list[str]:
     sent = [_bytes(inside), _share(inside, dense and sum(dense.inside.values()))]
     sent += [_bytes(across), _share(across, dense and sum(dense.across.values()))] if several else ["", ""]
     ms = slow_ms(row, plan)
-    sent += ["" if ms is None else f"{ms:,.3g}", ", ".join(f"{count} {op}" for op, count in row.collectives.items())]
+    sent += ["" if ms is None else _ms(ms), ", ".join(f"{count} {op}" for op, count in row.collectives.items())]
     return [row.method, row.phase, *sent, *memory, seconds, *costs]
 
 
@@ -126,6 +126,10 @@ def slow_ms(row: Program, plan: TargetPlan) -> float | None:
     if not plan.gbits or plan.target.groups == 1:
         return None
     return 1e3 * 8 * sum(row.across.values()) * plan.target.per_group / (plan.gbits * 1e9)
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
 def _bytes(count: float) -> str:
