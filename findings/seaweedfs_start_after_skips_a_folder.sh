@@ -31,7 +31,7 @@ def free_port():
 parts = ("s3", "master", "volume", "filer")
 ports = {part: free_port() for part in parts}
 argv = [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-dir={folder}", "-volume.max=20",
-        "-master.volumeSizeLimitMB=64"]
+        "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-s3.port.lance=0"]
 for part, port in ports.items():
     argv += [f"-{part}.port={port}", f"-{part}.port.grpc={free_port()}"]
 server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

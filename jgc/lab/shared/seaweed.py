@@ -59,6 +59,8 @@ class Seaweed:
                 str(self.program), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
                 f"-dir={self.folder / 'data'}", f"-s3.config={self.folder / 's3.json'}",
                 "-volume.max=20", "-master.volumeSizeLimitMB=64",
+                # on fixed ports otherwise, and a second server on this machine ends: findings/
+                "-s3.port.iceberg=0", "-s3.port.lance=0",
             ]  # fmt: skip
             for name, port in self.ports.items():
                 part, _, grpc = name.partition(".")
@@ -90,7 +92,7 @@ class Seaweed:
         """A folder of the filer's /buckets, once the server answers: no S3 client here makes buckets."""
         url = f"http://127.0.0.1:{self.ports['filer']}/buckets/{BUCKET}/"
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self.process is not None and self.process.poll() is None:
             try:
                 with contextlib.suppress(urllib.error.HTTPError):  # it exists
                     urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=10).close()
