@@ -46,13 +46,32 @@ def _prepared(
     return store, context, coder, alike
 
 
-def check(bucket: str | os.PathLike | Bucket, **arguments: Any) -> str | None:
+def _check_overlap(overlap: int, merge: float | str | None, outer: Outer | None) -> None:
+    if overlap not in (0, 1):
+        raise ValueError(f"overlap must be 0 or 1 round, got {overlap!r}")
+    if merge is not None and not overlap:
+        raise ValueError(f"merge={merge} does nothing without overlap=1")
+    if merge == EAGER and not isinstance(outer or Sgd(), Sgd):
+        raise ValueError(
+            f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
+        )
+    if merge not in (None, EAGER) and (isinstance(merge, str) or not 0 <= merge <= 1):
+        raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
+
+
+def check(
+    bucket: str | os.PathLike | Bucket, *, overlap: int = 0, merge: float | str | None = None,
+    folder: str | os.PathLike | None = None, pause: Callable[[float], Any] | None = None,
+    **arguments: Any,
+) -> str | None:  # fmt: skip
     """The token of the run that `join` would take part in; None if it would begin one.
 
     One request, which changes nothing: call it before a long compilation. The arguments are those
-    of `join` without `overlap`, `merge`, `folder` and `pause`; the parameters may be shapes. Raises
-    the errors of `join`.
+    of `join`; `folder` and `pause` are not used, and the parameters may be shapes. Raises the
+    errors of `join`.
     """
+    del folder, pause
+    _check_overlap(overlap, merge, arguments.get("outer"))
     store, context, _, alike = _prepared(bucket, **arguments)
     return perform(compared_run(context, alike), store)
 
@@ -88,17 +107,8 @@ def join(
       RoundsError: a run with other settings, lost objects, or two processes with one name.
       ValueError: a setting out of range, or a method that communicates while it encodes.
     """
-    if overlap not in (0, 1):
-        raise ValueError(f"overlap must be 0 or 1 round, got {overlap!r}")
-    if merge is not None and not overlap:
-        raise ValueError(f"merge={merge} does nothing without overlap=1")
+    _check_overlap(overlap, merge, outer)
     merge = 1.0 if merge is None else merge
-    if merge == EAGER and not isinstance(outer or Sgd(), Sgd):
-        raise ValueError(
-            f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
-        )
-    if merge != EAGER and (isinstance(merge, str) or not 0 <= merge <= 1):
-        raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
     store, context, coder, alike = _prepared(
         bucket, node, params, compressor, outer, settings, seed, **rules
     )

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
@@ -59,6 +60,13 @@ def test_check_says_which_run_there_is_and_writes_nothing(begun, tmp_path):
     assert len(rounds.check(begun / "bucket", **arguments) or "") == 16
     assert sorted(begun.rglob("*")) == before
     assert rounds.check(tmp_path / "bucket", **arguments) is None and not list(tmp_path.glob("bucket/*"))
+
+
+def test_check_takes_every_argument_of_join(tmp_path):
+    arguments = _arguments(folder=tmp_path / "disk", overlap=1, merge=0.5, pause=time.sleep)
+    assert rounds.check(tmp_path / "bucket", **arguments) is None and not (tmp_path / "disk").exists()
+    with pytest.raises(ValueError, match=r"merge=0\.5 does nothing without overlap=1"):
+        rounds.check(tmp_path / "bucket", **arguments | {"overlap": 0})
 
 
 def test_an_unknown_argument_names_the_rules(tmp_path):
