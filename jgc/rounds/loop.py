@@ -66,7 +66,7 @@ def check(
 ) -> str | None:  # fmt: skip
     """The token of the run that `join` would take part in; None if it would begin one.
 
-    One request, which changes nothing: call it before a long compilation. The arguments are those
+    One request, which changes nothing: call it before a long compilation. It takes the arguments
     of `join`; `folder` and `pause` are not used, and the parameters may be shapes. Raises the
     errors of `join`.
     """
