@@ -14,7 +14,7 @@ from jgc.types import Compressor, Nodes, PyTree
 
 def mean_gradients(
     loss: Callable, compressor: Compressor, params: PyTree, nodes: Nodes, has_aux: bool = False,
-    phase: Hashable = None, unroll: bool | None = None, seed: int = 0,
+    phase: Hashable = None, unroll: bool | None = None, frozen: PyTree = None, seed: int = 0,
     nan_if_skipped: bool = False,
 ) -> tuple[PyTree, Callable]:  # fmt: skip
     """The mean gradient over nodes, compressed, in the manner of `jax.value_and_grad`.
@@ -32,15 +32,16 @@ def mean_gradients(
       phase: as in `jgc.compress.as_optax`; by default the method's phases follow one another by the
         number of calls.
       unroll: as in `jgc.node_grads`.
+      frozen: as in `jgc.node_grads`: placements of a last argument without a gradient.
       seed: seed of the compressor's random key.
       nan_if_skipped: as in `jgc.compress.as_optax`.
 
     Returns:
       The compressor's state before the first step, and a compiled function
-      `(params, state, batch) -> (value, grads, state)`. The leaves of `batch` have leading axes
-      [K, b]. `value` is the nodes' mean loss, with `has_aux` `(mean loss, aux)`, where the leaves
-      of `aux` have a leading axis [K]. `grads` has the shapes, dtypes and placements of the
-      parameters.
+      `(params, state, batch) -> (value, grads, state)`, with `frozen` one more argument. The leaves
+      of `batch` have leading axes [K, b]. `value` is the nodes' mean loss, with `has_aux`
+      `(mean loss, aux)`, where the leaves of `aux` have a leading axis [K]. `grads` has the shapes,
+      dtypes and placements of the parameters.
 
     Raises:
       TypeError: an argument of the wrong type.
@@ -63,12 +64,12 @@ def mean_gradients(
     tx = as_optax(compressor, nodes, phase, switched, seed, nan_if_skipped)
     state, placements = init_optax(tx, params, nodes), placements_of(params)
     places = placements_of(state)
-    gradients = node_grads(loss, nodes, has_aux, unroll, placements=placements)
+    gradients = node_grads(loss, nodes, has_aux, unroll, placements=placements, frozen=frozen)
     mean = on_nodes(tx.update, nodes, ins=(locally(placements), places), outs=(placements, places))
 
     @jax.jit
-    def run(params, state, batch):
-        value, grads = gradients(params, batch)
+    def run(params, state, batch, *frozen):
+        value, grads = gradients(params, batch, *frozen)
         grads, state = mean(grads, state)
         losses, *aux = value if has_aux else (value,)
         return (losses.mean(), *aux) if has_aux else losses.mean(), grads, state

@@ -92,6 +92,21 @@ def test_aux_has_a_row_for_each_node():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), grads, mean)
 
 
+def test_a_frozen_argument_gets_no_gradient():
+    nodes = jgc.make_nodes(8)
+    whole = jgc.place(start(), "shared", nodes)
+    params, base = {"v": whole["v"]}, {"w": whole["w"]}
+    compressor = jgc.compress.dense()
+    state, gradients = jgc.mean_gradients(
+        lambda params, batch, base: loss(params | base, batch), compressor, params, nodes, frozen=jgc.SHARED
+    )
+    _, grads, _ = gradients(params, state, batch_of(0, nodes), base)
+    state, gradients = jgc.mean_gradients(loss, compressor, whole, nodes)
+    expected = gradients(whole, state, batch_of(0, nodes))[1]
+    assert grads.keys() == {"v"}
+    np.testing.assert_allclose(grads["v"], expected["v"], rtol=1e-5)
+
+
 def test_a_step_that_is_skipped_gives_zeros_or_nan():
     nodes = jgc.make_nodes(8)
     params = jgc.place(start(), "shared", nodes)
