@@ -12,6 +12,7 @@ from jgc.citation import citation
 from jgc.loops.local_loop import LocalMetrics, LocalState
 from jgc.loops.local_steps import LocalSteps, local_steps
 from jgc.loops.make_step import make_step
+from jgc.loops.mean_gradients import mean_gradients
 from jgc.loops.saving import as_arrays, from_arrays
 from jgc.loops.skipped import SkippedStepsWarning
 from jgc.loops.step_loop import LoopState
@@ -37,7 +38,7 @@ __all__ = [
     "LoopState", "Message", "Metrics", "MomentumWarning", "Nodes", "Phase", "Sent", "Sharded",
     "SkippedStepsWarning", "SlowLoopWarning", "Stacked", "State", "StepBytes", "Wire", "as_arrays",
     "bytes_per_step", "citation", "compress", "decode", "diagnose", "encode", "from_arrays",
-    "from_mesh", "init_optax", "local_steps", "make_nodes", "make_step", "node_grads", "on_nodes",
-    "phase_after", "phase_at", "place", "place_parts", "placements_of", "residual", "to_host",
-    "unsend", "with_nodes",
+    "from_mesh", "init_optax", "local_steps", "make_nodes", "make_step", "mean_gradients",
+    "node_grads", "on_nodes", "phase_after", "phase_at", "place", "place_parts", "placements_of",
+    "residual", "to_host", "unsend", "with_nodes",
 ]  # fmt: skip

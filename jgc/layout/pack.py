@@ -150,10 +150,9 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 def pack(tree: PyTree, packing: Packing) -> Array:
     """The tree's packed leaves as one vector f32[n]."""
-    import chex  # here: `import jgc` must not wait for it
-
     flat = joined([x for _, x in pieces(tree, packing)])
-    chex.assert_shape(flat, (packing.size,))
+    if flat.shape != (packing.size,):
+        raise ValueError(f"the tree has {flat.size} values, and its packing {packing.size}")
     return flat
 
 

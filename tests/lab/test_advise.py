@@ -374,10 +374,14 @@ CONFIG = ["--method", "topk"]
 
 
 @pytest.mark.parametrize(("words", "line"), [
-    ([], "give --workload NAME, --method NAME or --config FILE, or --run-dir"),
+    ([], "give --workload NAME, --method NAME, --config FILE or --parameters N, or --run-dir"),
     (["--method", "topp"], "unknown method 'topp'; did you mean topk?"),
     ([*CONFIG, "--every", "0"], "--local.every must be at least 1 step, got 0"),
     (["--every", "30", "--run-dir", "none"], "--every does not go with --run-dir"),
+    (["--parameters", "350e6"], "--parameters needs --computation, the seconds that a step of your model takes"),
+    (["--parameters", "350", "--computation", "1"], "--parameters must be from 1e4 to 1e12, such as 350e6, got 350"),
+    (["--parameters", "350e6", "--computation", "1", "--batch-size", "8"], "--batch-size does not go with"),
+    (["--parameters", "350e6", "--run-dir", "none"], "--parameters does not go with --run-dir"),
     ([*CONFIG, "--hosts", "1"], "--hosts must be at least 2, got 1"),
     ([*CONFIG, "--latency", "-0.1"], "--latency must be seconds, at least 0, got -0.1"),
     ([*CONFIG, "--computation", "nan"], "--computation must be seconds, at least 0, got nan"),
@@ -424,6 +428,18 @@ def test_advice_from_bench_network(tmp_path, capsys):
     assert "yes: topk takes" in capsys.readouterr().out
     assert main([*run, "--overhead", "5", "--efficiency", "0.5"]) == 0  # what is given is not fitted
     assert "overhead 5 s a collective, 50.0 % of the bandwidth" in capsys.readouterr().out
+
+
+def test_a_model_that_is_no_workload_is_a_transformer_of_its_size(tmp_path):
+    words = ["--parameters", "1e5", "--computation", "0.5", "--hosts", "3", "--methods", "topk", "--repeats", "1"]
+    assert main(["advise", *words, "--bandwidth", "1mbit", "--output", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "advise.json").read_text())
+    found = {row["method"]: row for row in told["rows"]}
+    values = 12 * 12 * 24**2
+    assert found["psum_f32"]["bytes"] == pytest.approx(2 * 2 / 3 * 4 * values)
+    assert found["topk"]["computation"] == 0.5 and 0 < found["topk"]["bytes"] < 0.05 * 4 * values * 2
+    assert f"A transformer of {values:,} parameters, computation given" in (tmp_path / "advise.md").read_text()
+    assert told["conclusion"][0].startswith("no advice: of topk none has its accuracy on record for text")
 
 
 @pytest.mark.slow

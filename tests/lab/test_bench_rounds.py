@@ -143,14 +143,15 @@ def test_a_step_is_padded():
 
 def test_latencies_count_from_the_last_message():
     early = [
-        Request(0, True, 1, 0.0, 0.1), Request(0, False, 1, 0.1, 0.2),  # it waits for the other
+        Request(0, True, 1, 0.0, 0.1), Request(0, False, 1, 0.1, 0.2),  # it waits for the other,
+        Request(0, False, 1, 0.91, 0.95),  # also while that sends
         Request(0, False, 2, 1.0, 1.1), Request(0, False, 1, 1.1, 1.2),
     ]  # fmt: skip
     late = [Request(0, True, 1, 0.9, 1.0), Request(0, False, 1, 1.0, 1.1)]
-    assert serial_latencies({"a": early, "b": late}) == {0: {"a": 3, "b": 2}}
+    assert serial_latencies({"a": early, "b": late}) == {0: {"a": 4, "b": 2}}
     assert serial_latencies({"a": early, "b": []}) == {}  # b was not in that round
     as_json = json.loads(json.dumps({"a": early, "b": late}))
-    assert serial_latencies(as_json)[0]["a"] == 3
+    assert serial_latencies(as_json)[0]["a"] == 4
 
 
 def test_requests_are_traced_by_round(tmp_path):

@@ -55,7 +55,7 @@ def test_evaluation_is_that_of_all_examples(page):
 
 
 def test_train_state_and_nnx_optimizer_equal_make_step(page):
-    names = page("import jax, jax.numpy", "def mean_gradients", "TrainState", steps=5)
+    names = page("import jax, jax.numpy", "TrainState", steps=5)
     want = _loop(names["loss"], names["batch_of"], 5).params["w"]
     np.testing.assert_allclose(names["trained"].params["w"], want, rtol=1e-5, atol=1e-7)
     page("nnx.Optimizer(", steps=5)
@@ -63,7 +63,7 @@ def test_train_state_and_nnx_optimizer_equal_make_step(page):
 
 
 def test_a_restored_train_state_and_nnx_optimizer_go_on_equally(page, tmp_path):
-    names = page("import jax, jax.numpy", "def mean_gradients", "TrainState", steps=3)
+    names = page("import jax, jax.numpy", "TrainState", steps=3)
     page("nnx.Optimizer(", steps=3)
     batch = jgc.place(names["batch_of"](3), "batch", names["nodes"])
     trained, linear, optimizer, memory = (names[name] for name in ("trained", "linear", "optimizer", "memory"))
@@ -73,11 +73,11 @@ def test_a_restored_train_state_and_nnx_optimizer_go_on_equally(page, tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         again = checkpointer.restore(tmp_path / "3", saved)
 
-    gradient = names["mean_gradient"](nnx.state(linear), memory, batch)[1]
+    gradient = names["gradients"](nnx.state(linear), memory, batch)[1]
     optimizer.update(linear, gradient)
     want = linear.kernel[...]
     nnx.update((linear, optimizer), again["nnx"])
-    gradient = names["mean_gradient"](nnx.state(linear), again["memory"], batch)[1]
+    gradient = names["gradients"](nnx.state(linear), again["memory"], batch)[1]
     optimizer.update(linear, gradient)
     np.testing.assert_array_equal(linear.kernel[...], want)
     after = [x.apply_gradients(grads={"w": want}).params["w"] for x in (trained, again["trained"])]

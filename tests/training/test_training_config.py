@@ -44,6 +44,15 @@ def test_workload_fills_open_fields():
     assert config.compressor.warmup_steps == workload.warmup_steps != LgcPs().warmup_steps
 
 
+def test_several_processes_diagnose_only_when_asked():
+    def every(words):
+        return cli.parse(f"--method topk {words}".split()).diagnose_every
+
+    assert every("") == WORKLOADS["digits_convnet5"].diagnose_every > 0
+    assert every("--distributed.auto") == every("--distributed.coordinator host-a:5555") == 0
+    assert every("--distributed.auto --diagnose-every 9") == 9
+
+
 def test_workload_is_a_value_that_can_be_given():
     named = ["--optimizer", "workload", "--schedule", "workload"]
     config = cli.parse(["--method", "qsgd", "--workload", "ptb_gpt", *named])

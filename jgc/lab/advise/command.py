@@ -33,6 +33,10 @@ class Advise:
 
         python -m jgc advise --run-dir docs/results/network --bandwidth 100mbit --hosts 2
 
+    With `--parameters`, the model is a transformer of that size, and you give the seconds that your step takes:
+
+        python -m jgc advise --parameters 350e6 --computation 0.4 --bandwidth 10gbit --hosts 8 --methods topk,powersgd
+
     With `--link bucket`, hosts meet in a bucket, as `train.py --rounds.bucket` does; `--every` is H:
 
         python -m jgc advise --workload ptb_gpt --link bucket --bandwidth 10mbit --hosts 4 --every 30
@@ -49,6 +53,9 @@ class Advise:
     """config file instead of --method; its settings count for its method, the workload's for the others"""
     workload: str | None = None
     """model, data set, batch and settings; that of --method or --config if not given"""
+    parameters: float | None = None
+    """of your model, such as 350e6: 12 layers of a transformer of that size replace the workload's model, and other
+    settings are ptb_gpt's unless --workload is given; needs --computation"""
     link: Literal["network", "bucket"] = "network"
     """what connects the hosts: collectives over a network, or a bucket (docs/rounds.md)"""
     bandwidth: str = "1gbit"
@@ -107,12 +114,15 @@ def predict(asked: Advise) -> Advice:
         return _from_run(asked, asked.run_dir, names, link)
     config = config_of(asked)
     bucket = asked.link == "bucket"
-    measured = measure.measure(config, asked.hosts, names, asked.repeats, asked.computation, bucket)
+    size = None if asked.parameters is None else round(asked.parameters)
+    measured = measure.measure(config, asked.hosts, names, asked.repeats, asked.computation, bucket, size)
     origin = "measured" if asked.computation is None else "given"
-    about = (
-        f"Workload {config.workload}: {measured.values:,} parameters, {measured.batch} examples a host in a step, "
-        f"computation {origin}; {given_settings(config)}. {describe()}; medians of {asked.repeats} rounds."
-    )
+    model = f"{measured.values:,} parameters"
+    if size is None:
+        model = f"Workload {config.workload}: {model}, {measured.batch} examples a host in a step"
+    else:
+        model = f"A transformer of {model}"
+    about = f"{model}, computation {origin}; {given_settings(config)}. {describe()}; medians of {asked.repeats} rounds."
     return advise(measured.rows, asked.hosts, link, about, measured.failed, kind_of(resolve(config).data.name))
 
 
@@ -130,14 +140,24 @@ def check(asked: Advise) -> None:
         raise UserError(f"--repeats must be at least 1, got {asked.repeats}")
     if asked.batch_size is not None and asked.batch_size < 1:
         raise UserError(f"--batch-size must be at least 1, got {asked.batch_size}")
-    if asked.run_dir is None and asked.config is None and asked.method is None and asked.workload is None:
-        raise UserError("give --workload NAME, --method NAME or --config FILE, or --run-dir of a run of bench network")
+    models = (asked.run_dir, asked.config, asked.method, asked.workload, asked.parameters)
+    if all(x is None for x in models):
+        raise UserError(
+            "give --workload NAME, --method NAME, --config FILE or --parameters N, or --run-dir of a run of bench "
+            "network"
+        )
     if asked.run_dir is not None:
-        unused = ("method", "config", "workload", "batch_size", "every")
+        unused = ("method", "config", "workload", "parameters", "batch_size", "every")
         refuse_given(asked, unused, "does not go with --run-dir, which has a model and steps already")
         refuse_given(asked, ("repeats",), "does not go with --run-dir, which measures nothing")
     elif asked.calibrate is None:
         refuse_given(asked, ("calibrate_on",), "needs --calibrate or --run-dir")
+    if asked.parameters is not None:
+        if not 1e4 <= asked.parameters <= 1e12:
+            raise UserError(f"--parameters must be from 1e4 to 1e12, such as 350e6, got {asked.parameters:g}")
+        if asked.computation is None:
+            raise UserError("--parameters needs --computation, the seconds that a step of your model takes on one host")
+        refuse_given(asked, ("batch_size",), "does not go with --parameters: --computation is of your batch")
 
 
 def link_of(asked: Advise) -> Link:
@@ -163,6 +183,8 @@ def config_of(asked: Advise) -> Config:
     """The method's or the config file's, with the command line's changes, not yet resolved."""
     config = given_config(asked.config, asked.method or (None if asked.config else "dense"))
     changes = {name: getattr(asked, name) for name in ("workload", "batch_size") if getattr(asked, name) is not None}
+    if asked.parameters is not None:  # nothing is computed on a batch: an example a host
+        changes = {"batch_size": asked.hosts, **({} if asked.config else {"workload": "ptb_gpt"}), **changes}
     if asked.every is not None:
         changes["local"] = dataclasses.replace(config.local, every=asked.every)
     return dataclasses.replace(config, **changes)

@@ -18,23 +18,24 @@ from jgc import comm, compress
 from jgc.comm.ledger import bytes_sent
 from jgc.compress import Dense
 from jgc.lab.advise.model import BUCKET, Row
+from jgc.lab.bench.against_pmean import random_gradients
 from jgc.lab.bench.network.jax_methods import alone_on
 from jgc.lab.bench.network.twenty_lines import psum
 from jgc.lab.bench.pieces import aggregated, updated
-from jgc.lab.shared.programs import Gradients, compile_gradients
+from jgc.lab.shared.programs import compile_gradients
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.random_data import parts_of, random_source
 from jgc.lab.shared.timing import interleaved
 from jgc.layout.pack import make_packing
-from jgc.nodes.layouts import as_one_per_device
+from jgc.nodes.layouts import as_one_per_device, make_nodes
 from jgc.nodes.placement import LOCAL, SHARED
 from jgc.nodes.placing import place
 from jgc.rounds.coder import CompressorCoder
 from jgc.training.errors import UserError, say, values_of_the_user
 from jgc.training.run.setup import make_compressor, model_of
-from jgc.training.settings.config import Config, check, method_name, resolve
+from jgc.training.settings.config import Config, LayersConfig, check, method_name, resolve
 from jgc.training.settings.local_config import LocalConfig
-from jgc.training.steps.step import Parts, TrainState
+from jgc.training.steps.step import Parts
 from jgc.types import Compressor, Nodes, PyTree, Sent, State
 
 BASELINES = {"psum_f32": jnp.float32, "psum_f16": jnp.float16}
@@ -59,7 +60,7 @@ class Measured(NamedTuple):
 
 def measure(
     chosen: Config, hosts: int, methods: Sequence[str], repeats: int, computation: float | None = None,
-    bucket: bool = False,
+    bucket: bool = False, parameters: int | None = None,
 ) -> Measured:  # fmt: skip
     """Time one host's part of a step for the baselines and methods, in turn: all together may not fit.
 
@@ -73,6 +74,7 @@ def measure(
       repeats: rounds; medians are taken.
       computation: seconds of gradients and update, instead of measuring them.
       bucket: hosts meet in a bucket (`jgc.rounds`), not by collectives.
+      parameters: size of a transformer whose shapes replace the workload's; needs `computation`.
 
     Raises:
       UserError: a batch that the hosts do not divide, or an unknown workload.
@@ -83,14 +85,20 @@ def measure(
     count = config.batch_size // hosts
     with values_of_the_user():
         parts, state, batch = parts_of(dataclasses.replace(config, nodes=1, batch_size=count))
-    say(f"compiling the gradients of {config.model.name}, {count} examples")
-    gradients_of = compile_gradients(parts, state, batch)
-    gradients = gradients_of(state.params, state.model_state, batch)
+    if parameters is None:
+        say(f"compiling the gradients of {config.model.name}, {count} examples")
+        gradients_of = compile_gradients(parts, state, batch)
+        params, grads = state.params, gradients_of(state.params, state.model_state, batch).grads
+    else:
+        shapes, alone = transformer(parameters), make_nodes(1)
+        chosen = dataclasses.replace(chosen, layers=LayersConfig(dense="", top_k=""))
+        params = place(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), SHARED, alone)
+        grads = random_gradients(shapes, alone)
     if computation is None:
         say("timing gradients and update")
         parts_of_step: dict[str, Callable[[], Any]] = {
             GRADIENTS: partial(gradients_of, state.params, state.model_state, batch),
-            OPTIMIZER: updated(parts, state, gradients.grads),
+            OPTIMIZER: updated(parts, state, grads),
         }
         computation = sum(interleaved(parts_of_step, repeats).values(), 0.0)
         del parts_of_step  # its buffers
@@ -99,7 +107,7 @@ def measure(
 
     def row(name: str) -> Row | None:
         try:
-            work, sent = _method(name, chosen, parts, state, gradients, nodes, bucket)
+            work, sent = _method(name, chosen, parts, params, grads, nodes, bucket)
         except (ValueError, UserError) as error:
             failed[name] = " ".join(str(error).split())[:300]
             return None
@@ -109,17 +117,17 @@ def measure(
     seconds_of_host, names = computation, (*BASELINES, *methods)
     rows = each(names, row)
     failed |= dict.fromkeys(names[len(rows) :], "not measured, interrupted")
-    return Measured(tuple(row for row in rows if row), make_packing(state.params).size, count, failed)
+    return Measured(tuple(row for row in rows if row), make_packing(params).size, count, failed)
 
 
 def _method(
-    name: str, chosen: Config, parts: Parts, state: TrainState, gradients: Gradients, nodes: Nodes, bucket: bool
+    name: str, chosen: Config, parts: Parts, params: PyTree, grads: PyTree, nodes: Nodes, bucket: bool
 ) -> tuple[Callable[[], Any], tuple[Sent, ...]]:
     """A method's compiled work on this host, and its collectives."""
     hosts = nodes.count
     if name in BASELINES:
-        sent = baseline_message(name, state.params) if bucket else baseline_sent(name, state.params, hosts)
-        return _baseline(BASELINES[name], hosts, gradients.grads), sent
+        sent = baseline_message(name, params) if bucket else baseline_sent(name, params, hosts)
+        return _baseline(BASELINES[name], hosts, grads), sent
     registered = compress.METHODS[name]
     settings = chosen.compressor if method_name(chosen.compressor) == name else registered.settings()
     config = resolve(dataclasses.replace(chosen, compressor=settings, nodes=hosts))
@@ -129,11 +137,24 @@ def _method(
     if config.local.fragments > 1:
         raise UserError("local.fragments must be 1 here: an exchange of all fragments is measured")
     phase = compressor.schedule[-1].value
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     sent = through_bucket(compressor, shapes) if bucket else _collectives(compressor, phase, shapes, nodes)
     alone = parts._replace(nodes=nodes, compressor=compressor)
     with comm.local_copies():
-        return aggregated(alone, phase, _first(alone, state.params), gradients.grads), sent
+        return aggregated(alone, phase, _first(alone, params), grads), sent
+
+
+def transformer(parameters: int) -> PyTree:
+    """Shapes of the kernels of 12 layers of a transformer that has about so many parameters.
+
+    Example:
+      >>> sum(x.size for x in jax.tree.leaves(transformer(85_000_000)))
+      84934656
+    """
+    width = max(8, round((parameters / 144) ** 0.5 / 8) * 8)
+    wide = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+    layer = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in wide.items()}
+    return {f"layer_{i}": layer for i in range(12)}
 
 
 def _collectives(compressor: Compressor, phase: Any, shapes: PyTree, nodes: Nodes) -> tuple[Sent, ...]:

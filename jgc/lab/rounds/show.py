@@ -132,7 +132,11 @@ def text(found: dict[str, Any]) -> list[str]:
         lines.append("digests: the members of each round started from the same parameters")
     if "checkpoint" in found:
         checkpoint = found["checkpoint"]
-        agrees = {True: "agrees with its list", False: "does NOT agree with its list", None: "has no list yet"}
+        agrees = {
+            True: "agrees with its list",
+            False: "does NOT agree with its list",
+            None: "can be read; the list of that round, which is still open, will name its digest",
+        }
         lines.append(f"checkpoint {checkpoint['round']} {agrees[checkpoint['agrees']]}")
     return lines
 

@@ -125,8 +125,9 @@ def parse(argv: Sequence[str], program: str = PROGRAM) -> Config:
         config = dataclasses.replace(config, workload=workload)
     if bucket is not None:
         config = dataclasses.replace(config, rounds=dataclasses.replace(config.rounds, bucket=bucket))
+    several = any(word.startswith(("--distributed.coordinator", "--distributed.auto")) for word in rest)
     with values_of_the_user():
-        config = resolve(config)
+        config = resolve(config, several)
     return with_options(config, rest, of_file, program)
 
 

@@ -202,7 +202,8 @@ class Config(Generic[M]):
     evaluate_every: int = OPEN
     """steps between two evaluations, in addition to those at the end of each phase; 0: only those"""
     diagnose_every: int = OPEN
-    """steps between two diagnose steps, which compare the aggregate with the true mean; 0: none"""
+    """steps between two diagnose steps, which compare the aggregate with the true mean; 0: none. They send whole
+    gradients between processes, so with --distributed there are none by default"""
     checkpoint_every: int = OPEN
     """steps between two checkpoints, in addition to the one at the end; 0: only that one"""
     check_replicas_every: int = 100
@@ -216,8 +217,8 @@ GROUPS: dict[str, Any] = {  # nested dataclasses of `Config` by field name, with
 }
 
 
-def resolve(config: Config) -> Config:
-    """The config completed by its workload."""
+def resolve(config: Config, several: bool = False) -> Config:
+    """The config completed by its workload; `several`: of a run of several processes, which it need not say yet."""
     workload = workload_named(config.workload)
     changes: dict[str, Any] = {
         name: getattr(workload, name) for name in open_fields() if getattr(config, name) in (OPEN, "workload")
@@ -225,6 +226,9 @@ def resolve(config: Config) -> Config:
     if config.rounds.bucket:  # this process is one node
         of_one = {"nodes": 1, "batch_size": max(1, workload.batch_size // workload.nodes)}
         changes |= {name: value for name, value in of_one.items() if name in changes}
+    several = several or bool(config.distributed.coordinator) or config.distributed.auto
+    if several and "diagnose_every" in changes:
+        changes["diagnose_every"] = 0  # whole gradients on a slow link
     data, model = config.data, config.model
     return dataclasses.replace(
         config, **changes, layers=layers_of(config, workload), compressor=_with_workload(config.compressor, workload),

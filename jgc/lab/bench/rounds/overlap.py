@@ -12,7 +12,7 @@ ENDLESS = 10**7  # steps: seconds end these runs
 WITHOUT = (Outer(1.0, 0.6), Outer(0.7, 0.9), Outer(0.7, 0.6), Outer(1.0, 0.0))
 WITH = (
     Outer(0.7, 0.6, 1.0), Outer(0.7, 0.3, 1.0), Outer(1.0, 0.0, 1.0),
-    Outer(0.7, 0.3, 0.5), Outer(1.0, 0.0, 0.5),
+    Outer(0.7, 0.3, 0.5), Outer(1.0, 0.0, 0.5), Outer(0.7, 0.6, 0.5), Outer(0.4, 0.9, 0.5),
     Outer(0.7, 0.0, 1 / 3), Outer(1.0, 0.0, 1 / 3), Outer(0.7, 0.3, 1 / 3),
     Outer(0.7, 0.9, EAGER), Outer(0.7, 0.6, EAGER), Outer(1.0, 0.6, EAGER), Outer(1.0, 0.3, EAGER),
 )  # fmt: skip

@@ -24,12 +24,13 @@ the delay. With collectives half of the delay is that of every packet in either 
 Utilisation is time in local steps over wall time, a node's mean, without joining and the first
 round. Bytes and requests are a node's in a round: "up" and "down" count objects (a listing has
 300 bytes an entry), "link" what its interface counts, headers included. "In series":
-requests one by one, from the moment at which the last node begins to send until a node has
-the list. Losses are of the shared parameters, on 128 windows of the validation text;
-evaluating takes no time of a run. The optimiser is the workload's AdamW with a constant rate
-after its warm-up. torchft is its `LocalSGD`, which averages after a quorum and before a
-commit. Learned top-k has no row through a bucket: its positions follow from all nodes' messages, so
-that a node cannot encode by itself, and `jgc.rounds.join` refuses it."""
+requests one by one: the upload of the last message, and from its arrival until a node has
+the list. With overlap steps go on meanwhile, and none is shown. Losses are of the shared
+parameters, on 128 windows of the validation text; evaluating takes no time of a run. The optimiser
+is the workload's AdamW with a constant rate after its warm-up. torchft is its `LocalSGD`, which
+averages after a quorum and before a commit. Learned top-k has no row through a bucket: its
+positions follow from all nodes' messages, so that a node cannot encode by itself, and
+`jgc.rounds.join` refuses it."""
 REDUCERS = """Downloads grow with the nodes: each reads K - 1 messages. With a reducer for each
 fragment they would not: node f reads the f-th part of every message (a GET of a range), decodes and
 averages, encodes the mean once more with noise of round and fragment, and creates it under the

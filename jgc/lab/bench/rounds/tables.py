@@ -115,7 +115,7 @@ def _detail(row: Row) -> list[str]:
         row.text("waited", 2),
         *(bytes_of(row.mean(x)) for x in ("up", "down", "link_up", "link_down")),
         row.text("create", 1), row.text("list", 1), row.text("get", 1),
-        "" if series is None or most is None else f"{series:.3g}, {most:.3g}",
+        "" if series is None or most is None or cell.overlap else f"{series:.3g}, {most:.3g}",
         "" if requests is None or egress is None else f"{1e3 * requests:.3f}, {1e3 * egress:.3f}",
     ]  # fmt: skip
 

@@ -78,8 +78,8 @@ class TracedBucket:
 def serial_latencies(of_nodes: Mapping[str, Sequence[Any]]) -> dict[int, dict[str, int]]:
     """Requests in series that each node needed to close a round, by round and node.
 
-    Counted from the moment at which the last node began to send: before it a node waits for
-    others, not for the bucket.
+    The last message is one of them; of the others those count that ended after it had come. Before
+    that a node waits for the sender, and looks for its message while that is on its way.
 
     Args:
       of_nodes: the requests of every node, as `Request` or as lists of its fields.
@@ -89,20 +89,20 @@ def serial_latencies(of_nodes: Mapping[str, Sequence[Any]]) -> dict[int, dict[st
       >>> a += [Request(0, False, 1, 0.5, 0.6)]
       >>> b = [Request(0, True, 1, 0.4, 0.5), Request(0, False, 1, 0.5, 0.6)]
       >>> serial_latencies({"a": a, "b": b})
-      {0: {'a': 1, 'b': 2}}
+      {0: {'a': 2, 'b': 2}}
     """
     requests = {node: [Request(*x) for x in lines] for node, lines in of_nodes.items()}
     sent: dict[int, dict[str, float]] = {}
     for node, lines in requests.items():
         for x in lines:
             if x.sends:
-                sent.setdefault(x.round, {})[node] = x.began
+                sent.setdefault(x.round, {})[node] = x.ended
     result = {}
-    for number, begins in sorted(sent.items()):
-        if len(begins) == len(requests):
-            last = max(begins.values())
+    for number, ends in sorted(sent.items()):
+        if len(ends) == len(requests):
+            last = max(ends.values())
             result[number] = {
-                node: sum(x.latencies for x in lines if x.round == number and x.ended > last)
+                node: 1 + sum(x.latencies for x in lines if x.round == number and x.ended > last)
                 for node, lines in requests.items()
             }
     return result
