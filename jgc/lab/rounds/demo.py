@@ -38,8 +38,8 @@ class Demo:
 
     nodes: int = 3
     """processes, 3 to 9, two of which close a round"""
-    limit: float = 110.0
-    """seconds after which it gives up"""
+    limit: float = 300.0
+    """seconds after which it gives up; a busy machine needs more"""
     run_dir: Path | None = None
     """folder for bucket and disks, which stays; a temporary one if not given"""
 
@@ -111,7 +111,11 @@ class Stage:
             try:
                 node, line = self.lines.get(timeout=max(0.0, self.deadline - time.monotonic()))
             except queue.Empty:
-                raise UserError(f"not done in time; the nodes' errors: {self.errors()}", FAILED) from None
+                seconds = self.deadline - self.began
+                raise UserError(
+                    f"not done after {seconds:.0f} s; a busy machine needs a longer --limit; the nodes' errors: "
+                    f"{self.errors()}", FAILED,
+                ) from None  # fmt: skip
             if line.get("ended", 0) > 0:  # below 0: killed by this program
                 raise UserError(f"node {node} ended with exit code {line['ended']}: {self.errors()}", FAILED)
             if "digest" in line:
