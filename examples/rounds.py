@@ -1,7 +1,7 @@
 """A loop with AdamW; its nodes meet in a bucket or a folder. Start it several times, with different names:
 
-    python examples/rounds.py run/bucket a &
-    python examples/rounds.py run/bucket b
+    python examples/rounds.py bucket a &
+    python examples/rounds.py bucket b
 
 Kill one and start it again: the other waits once, and the killed node comes back with its residual.
 """

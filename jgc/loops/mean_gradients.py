@@ -60,6 +60,11 @@ def mean_gradients(
       (5.0, Array([2., 3.], dtype=float32))
     """
     check_compressor(compressor)
+    if compressor.next_phase is not None and phase is None:
+        raise ValueError(
+            "the method finds its phases during the run, which one compiled function cannot "
+            "follow: use jgc.make_step, or a function for each phase= (docs/composing.md)"
+        )
     switched = phase is None and len(compressor.schedule) > 1
     tx = as_optax(compressor, nodes, phase, switched, seed, nan_if_skipped)
     state, placements = init_optax(tx, params, nodes), placements_of(params)

@@ -186,6 +186,8 @@ def open_bucket(url: str | os.PathLike, seconds: float = 300, **options: Any) ->
       (True, False, [b'first', None])
     """
     url = os.fspath(url)
+    if not url.strip():
+        raise NoBucket("the bucket has no name: give a folder or a URL, such as s3://bucket/run")
     try:
         from obstore.store import LocalStore, from_url
     except ImportError:

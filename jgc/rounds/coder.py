@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jgc.checks.misuse import check_compressor
+from jgc.checks.misuse import check_arrays, check_compressor, is_key, leaves_by_path
 from jgc.method.encode import decode, encode
 from jgc.method.phases import phase_at
 from jgc.nodes.layouts import make_nodes
@@ -32,6 +32,10 @@ class Leaves:
     """
 
     def __init__(self, params: PyTree):
+        check_arrays(params)
+        for name, x in leaves_by_path(params).items():
+            if is_key(x):
+                raise TypeError(f"the leaf {name!r} of the parameters is a random key; omit it")
         flat, treedef = jax.tree.flatten(params)
         self.treedef: Any = treedef
         self.dtypes = [np.dtype(x.dtype) for x in flat]
@@ -48,8 +52,11 @@ class Leaves:
     def vector(self, tree: PyTree) -> Vector:
         """f32[n]: the float leaves of a tree, on the host."""
         flat, treedef = jax.tree.flatten(tree)
-        if treedef != self.treedef or [tuple(np.shape(x)) for x in flat] != self.shapes:
+        if treedef != self.treedef:
             raise ValueError(f"expected a tree like the parameters, {self.treedef}, got {treedef}")
+        for (name, x), shape in zip(leaves_by_path(tree).items(), self.shapes, strict=True):
+            if np.shape(x) != shape:
+                raise ValueError(f"the parameter {name!r} had the shape {shape}, now {np.shape(x)}")
         floats = jax.device_get([x for x, f in zip(flat, self.floats, strict=True) if f])
         return np.concatenate([np.asarray(x, np.float32).reshape(-1) for x in floats])
 

@@ -1,6 +1,9 @@
 """The context of a node's protocol: its rules, its clock, its errors, and pauses."""
 
 import dataclasses
+import math
+import numbers
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -74,15 +77,26 @@ class Rules(NamedTuple):
     patience: float = 0.5
 
 
+def is_number(x: Any) -> bool:
+    """Whether x is a real number, and neither True nor False."""
+    return isinstance(x, numbers.Real) and not isinstance(x, bool)
+
+
 def check_rules(rules: Rules) -> None:
     """Raise ValueError for rules that no run can keep."""
     for name in ("quorum", "start", "checkpoint_every", "retained"):
         value = getattr(rules, name)
-        if not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     for name in ("grace", "timeout"):
-        if not getattr(rules, name) > 0:
-            raise ValueError(f"{name} must be positive, got {getattr(rules, name)!r}")
+        if not (is_number(x := getattr(rules, name)) and x > 0):
+            raise ValueError(f"{name} must be positive, got {x!r}")
+    if not (is_number(x := rules.patience) and 0 <= x < math.inf):
+        raise ValueError(f"patience must be seconds, at least 0, got {x!r}")
+    poll = rules.poll
+    pair = isinstance(poll, tuple) and len(poll) == 2 and all(map(is_number, poll))
+    if not (pair and 0 < poll[0] <= poll[1] < math.inf):
+        raise ValueError(f"poll must be two numbers of seconds, shortest and longest, got {poll!r}")
     if rules.start < rules.quorum:
         raise ValueError(
             f"start={rules.start} is below quorum={rules.quorum}: round 0 could not close"
@@ -92,8 +106,8 @@ def check_rules(rules: Rules) -> None:
             f"retained={rules.retained} is below checkpoint_every={rules.checkpoint_every}: the "
             "checkpoint before the newest would be useless"
         )
-    if rules.outliers and rules.outliers <= 1:
-        raise ValueError(f"outliers must be above 1, or 0 for no such rule, got {rules.outliers}")
+    if not (is_number(x := rules.outliers) and (x == 0 or x > 1)):
+        raise ValueError(f"outliers must be above 1, or 0 for no such rule, got {x!r}")
 
 
 @dataclasses.dataclass
@@ -143,8 +157,9 @@ class Pauses:
         if isinstance(error, NoBucket) and not self.context.joined:
             raise error
         self.seconds = max(self.seconds, self.context.rules.poll[1])
-        if str(error) != self.error:
-            self.error = str(error)
+        text = re.sub(r"[0-9.]+", "", str(error))  # obstore's errors have the seconds that passed
+        if text != self.error:
+            self.error = text
             self.context.say(f"{self.context.node}: {error}; trying again")
 
 

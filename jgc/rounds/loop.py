@@ -1,5 +1,6 @@
 """Rounds in a user's loop: `join`, and the object that it returns."""
 
+import dataclasses
 import logging
 import os
 import time
@@ -9,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jgc.rounds.arithmetic import Outer, Sgd, settings_of
+from jgc.rounds.arithmetic import Outer, Sgd, settings_of, usable
 from jgc.rounds.bucket import Bucket, open_bucket
 from jgc.rounds.coder import CompressorCoder
-from jgc.rounds.context import Context, Rules, check_rules
+from jgc.rounds.context import Context, Rules, check_rules, is_number
 from jgc.rounds.messages import secret_of_environment
 from jgc.rounds.names import check_node
 from jgc.rounds.node_disk import Disk, NoDisk
@@ -37,13 +38,39 @@ def _prepared(
     if unknown:
         known = ", ".join(Rules._fields)
         raise TypeError(f"join has no argument {unknown[0]!r}; rules are {known}")
-    chosen, outer = Rules(**rules), outer or Sgd()
+    chosen, outer = Rules(**rules), Sgd() if outer is None else outer
     check_rules(chosen)
+    if not (dataclasses.is_dataclass(outer) and hasattr(outer, "step")):
+        raise TypeError(
+            "outer must be jgc.rounds.Sgd or AdamW, whose steps have the same bits on all "
+            f"machines, got {type(outer).__name__}"
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
     coder = CompressorCoder(compressor, params, seed)
-    alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum, **(settings or {})}
+    alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum}
+    alike |= _plain(settings or {}, alike)
     store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
     context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
     return store, context, coder, alike
+
+
+def _plain(settings: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's settings, which must survive JSON and may not replace jgc's."""
+    plain = {}
+    for name, value in settings.items():
+        value = value.item() if isinstance(value, np.generic) else value
+        finite = isinstance(value, float) and np.isfinite(value)
+        is_plain = value is None or isinstance(value, int | str) or finite
+        if not (isinstance(name, str) and is_plain):
+            raise ValueError(
+                f"settings[{name!r}] must be a finite number, a string, True, False or None, got "
+                f"{value!r}"
+            )
+        if name in taken:
+            raise ValueError(f"settings may not have {name!r}: jgc compares its value already")
+        plain[name] = value
+    return plain
 
 
 def _check_overlap(overlap: int, merge: float | str | None, outer: Outer | None) -> None:
@@ -55,7 +82,7 @@ def _check_overlap(overlap: int, merge: float | str | None, outer: Outer | None)
         raise ValueError(
             f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
         )
-    if merge not in (None, EAGER) and (isinstance(merge, str) or not 0 <= merge <= 1):
+    if merge not in (None, EAGER) and not (is_number(merge) and 0 <= merge <= 1):
         raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
 
 
@@ -140,7 +167,10 @@ class Rounds:
         member.context.spawn = lambda steps: self._background.submit(self._quietly, steps)
         coder.compile()  # before joining: from then on the others wait
         self._flying: Future[Outcome] | None = None
-        steps = member.join(self.leaves.vector(params), settings)
+        theta = self.leaves.vector(params)
+        if not usable(theta):
+            raise ValueError("params must be finite and below 1e15: a run would begin with them")
+        steps = member.join(theta, settings)
         self.last: Outcome | None = perform(steps, bucket, pause)
         self._start = member.shared.theta  # where the local steps of this round began
         self.coming = member.shared.number
@@ -185,8 +215,11 @@ class Rounds:
           RoundsError: `Twin`, `Timeout`, or lost objects; with overlap, of the thread.
           ValueError: a tree unlike `params` of `join`, or negative tokens.
         """
-        if not isinstance(tokens, int | np.integer) or tokens < 0:
-            raise ValueError(f"tokens must be a whole number of at least 0, got {tokens!r}")
+        whole = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
+        if not (whole and 0 <= tokens < 2**53):
+            raise ValueError(
+                f"tokens must be a whole number of at least 0, below 2**53, got {tokens!r}"
+            )
         moved = self._start - self.leaves.vector(params)
         self._like = params
         if not self.overlap:

@@ -41,7 +41,10 @@ class Disk:
     def __init__(self, folder: str | os.PathLike, run: str, node: str):
         self.path = Path(folder) / f"{node}.rounds"
         self.run, self.node = run, node
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RoundsError(f"folder {folder} cannot be used: {error.strerror}") from None
         self._lock = _locked(self.path.with_suffix(".lock"), node)
 
     def write(self, pending: Pending) -> None:

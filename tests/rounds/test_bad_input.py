@@ -5,14 +5,18 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from training_helpers import small_files
 
 pytest.importorskip("obstore")
 
 from jgc import compress, rounds
-from jgc.rounds.bucket import BucketError, open_bucket
+from jgc.rounds.bucket import BucketError, NoBucket, open_bucket
+from jgc.rounds.context import Context, Pauses
 
 PARAMS = {"w": jnp.zeros(500)}
 
@@ -52,6 +56,73 @@ def test_a_setting_that_differs_is_named_with_both_values(begun, changes, text):
         with pytest.raises(rounds.RoundsError, match=text) as error:
             refused(begun / "bucket", **arguments)
         assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("changes, text", [
+    *[({name: x}, f"{name} must be") for name, values in {
+        "patience": (NAN, -1, "x"), "outliers": (NAN, 0.5, "x"), "grace": (NAN, "60", None), "quorum": (True, 1.5),
+        "poll": ((0, 0), (1, 0.5), (0.1,), "ab", 5, (NAN, 1)), "seed": (-1, 1.5, "x", None, True),
+    }.items() for x in values],
+    ({"overlap": 1, "merge": True}, "merge must be"),
+    ({"overlap": 1, "merge": NAN}, "merge must be"),
+    ({"settings": {"every": NAN}}, "settings\\['every'\\] must be a finite number"),
+    ({"settings": {"every": jnp.ones(2)}}, "settings\\['every'\\] must be"),
+    ({"settings": {"every": [1]}}, "settings\\['every'\\] must be"),
+    ({"settings": {"quorum": 9}}, "settings may not have 'quorum'"),
+    ({"outer": "sgd"}, "outer must be jgc.rounds.Sgd or AdamW.*got str"),
+    ({"outer": optax.sgd(0.7)}, "outer must be jgc.rounds.Sgd or AdamW.*got GradientTransformation"),
+    ({"params": {"w": 1.0}}, "the leaf 'w' is not an array"),
+    ({"params": {"w": jnp.ones(3), "key": jax.random.key(0)}}, "'key' of the parameters is a random key"),
+])  # fmt: skip
+def test_arguments_that_no_run_can_use_are_one_line(changes, text, tmp_path):
+    for refused in (rounds.check, rounds.join):
+        with pytest.raises((ValueError, TypeError), match=text) as error:
+            refused(tmp_path / "bucket", **_arguments(**changes))
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_run_does_not_begin_with_nan(tmp_path):
+    with pytest.raises(ValueError, match="params must be finite"):
+        _join(tmp_path, params={"w": jnp.full(3, NAN)})
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_folder_or_bucket_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(rounds.RoundsError, match=r"folder .*file cannot be used: File exists"):
+        _join(tmp_path, folder=tmp_path / "file")
+    for nothing in ("", " "):
+        with pytest.raises(NoBucket, match="the bucket has no name"):
+            rounds.join(nothing, **_arguments())
+
+
+def test_what_an_exchange_cannot_send_is_refused_before_it_is_sent(tmp_path):
+    with _join(tmp_path) as run:
+        for tokens in (2**53, 2**70, -1, 1.5, True):
+            with pytest.raises(ValueError, match="tokens must be a whole number"):
+                run.exchange(run.params, tokens)
+        with pytest.raises(ValueError, match="the parameter 'w' had the shape \\(500,\\), now \\(3,\\)"):
+            run.exchange({"w": jnp.zeros(3)}, 1)
+        assert run.exchange(run.params, np.int64(5))[1].counted
+
+
+def test_settings_of_numpy_are_numbers(begun):
+    settings = {"every": np.int64(30), "data": np.str_("x" * 500)}
+    assert rounds.check(begun / "bucket", **_arguments(settings=settings, node="b"))
+
+
+def test_an_error_is_said_once_although_it_names_the_seconds_that_passed():
+    said = []
+    context = Context("a", None, rounds.Sgd(), rounds.Rules(), say=said.append)
+    pauses = Pauses(context)
+    for seconds in ("31.569", "24.2"):
+        pauses.failed(BucketError(f"no answer, after 3 retries in {seconds}\u00b5s"))
+    pauses.failed(BucketError("denied"))
+    assert len(said) == 2
 
 
 def test_check_says_which_run_there_is_and_writes_nothing(begun, tmp_path):

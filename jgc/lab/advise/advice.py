@@ -105,7 +105,7 @@ def _nothing(advice: Advice) -> str:
     plain = best(advice, False)
     if plain is None:
         return "nothing to compare with: no uncompressed exchange was measured; give dense among the methods."
-    none = f"of {', '.join(titled(row) for row in others)} none has its accuracy on record for {advice.kind}"
+    none = f"of {', '.join(titled(row) for row in others)} none is on record as keeping its accuracy on {advice.kind}"
     uncompressed = step(plain, advice.hosts, advice.link)
     faster = [row.method for row in others if step(row, advice.hosts, advice.link) < uncompressed]
     if not faster:
@@ -126,7 +126,8 @@ def _evidence(advice: Advice, compressed: Row) -> str:
         return ""
     faster = [row.method for row in advice.rows if row.method != CONTROL and not ranked(row, advice.kind)
               and step(row, advice.hosts, advice.link) < step(compressed, advice.hosts, advice.link)]  # fmt: skip
-    passed = f" Faster, but without accuracy on record for {advice.kind}: {', '.join(faster)}." if faster else ""
+    record_of = f"not on record as keeping accuracy on {advice.kind}"
+    passed = f" Faster, but {record_of}: {', '.join(faster)}." if faster else ""
     return (
         f"On record for {titled(compressed)} on {advice.kind}: {'nothing' if record is None else record.text}.{passed}"
     )

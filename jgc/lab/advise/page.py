@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from jgc.lab.advise.advice import CONTROL, F32, UNCOMPRESSED, Advice, bits, conclusion, name, paying
@@ -91,6 +92,8 @@ def show(advice: Advice, console: Console) -> None:
     for row in advice.rows:
         *figures, record = cells(row, advice, 3)
         grid.add_row(*figures, record.removesuffix(", too far"))
+    widest = Measurement.get(console, console.options.update(width=200), grid).maximum
+    console.width = max(console.width, widest)  # a narrow terminal would cut the figures
     console.print(grid)
     key = "* estimates; times faster: than uncompressed f32; accuracy: on record, against uncompressed runs"
     for line in (key, *notes(advice), *conclusion(advice)):

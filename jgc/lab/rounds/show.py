@@ -25,7 +25,7 @@ class Show:
     Reads lists and names, and the messages that did not count; changes nothing. With a secret, set JGC_ROUNDS_SECRET.
 
         python -m jgc rounds show s3://bucket/run7
-        python -m jgc rounds show run/bucket --last 100 --json
+        python -m jgc rounds show bucket --last 100 --json
 
         | round | members | left out | tokens | waited | closed by | digest |
         | ---: | --- | --- | ---: | ---: | --- | --- |
