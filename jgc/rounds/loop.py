@@ -51,7 +51,8 @@ def _prepared(
     alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum}
     alike |= _plain(settings or {}, alike)
     store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
-    context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
+    outside: Any = outer  # a dataclass, as checked
+    context = Context(node, coder, outside, chosen, secret_of_environment(), seed, say=log.warning)
     return store, context, coder, alike
 
 
@@ -82,7 +83,8 @@ def _check_overlap(overlap: int, merge: float | str | None, outer: Outer | None)
         raise ValueError(
             f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
         )
-    if merge not in (None, EAGER) and not (is_number(merge) and 0 <= merge <= 1):
+    number: Any = merge
+    if merge not in (None, EAGER) and not (is_number(number) and 0 <= number <= 1):
         raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
 
 
