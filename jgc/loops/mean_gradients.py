@@ -1,10 +1,12 @@
 """The nodes' mean gradient for a trainer that updates parameters by itself: `mean_gradients`."""
 
+import warnings
 from collections.abc import Callable, Hashable
 
 import jax
 
 from jgc.checks.misuse import check_compressor
+from jgc.checks.optax_states import MomentumWarning
 from jgc.method.as_optax import as_optax, init_optax
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.gradients import node_grads
@@ -25,7 +27,9 @@ def mean_gradients(
     Args:
       loss: `(params, batch) -> scalar`, the mean loss over a node's examples, or with `has_aux`
         `-> (scalar, aux)`.
-      compressor: any of `jgc.compress`.
+      compressor: of `jgc.compress`, but for `gradiveq` and `powersgd(alternate=True)`, which find
+        their phases during the run: use `jgc.make_step` with these. If it has the momentum (as
+        `dgc` and LGC do by default), the trainer's optimiser must have none.
       params: the parameters, placed as in training; their shapes, dtypes and placements count.
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`.
@@ -48,6 +52,9 @@ def mean_gradients(
       ValueError: a method whose phases need `phase` or `jgc.make_step`, see
         `jgc.compress.as_optax`; when called, a loss that was averaged over the nodes.
 
+    Warns:
+      jgc.MomentumWarning: the method has the momentum, and the optimiser cannot be seen here.
+
     Example:
       >>> import jgc, jax.numpy as jnp
       >>> nodes = jgc.make_nodes(2, devices=jax.devices()[:1])
@@ -65,6 +72,13 @@ def mean_gradients(
             "the method finds its phases during the run, which one compiled function cannot "
             "follow: use jgc.make_step, or a function for each phase= (docs/composing.md)"
         )
+    if compressor.owns_momentum:
+        warnings.warn(
+            "the method has the momentum: give the trainer an optimiser without one, such as "
+            "optax.sgd(rate), or gradients get it twice; or a method or setting without "
+            "(momentum_correction=False). If it has none already: "
+            "warnings.filterwarnings('ignore', category=jgc.MomentumWarning)",
+            MomentumWarning, stacklevel=2)  # fmt: skip
     switched = phase is None and len(compressor.schedule) > 1
     tx = as_optax(compressor, nodes, phase, switched, seed, nan_if_skipped)
     state, placements = init_optax(tx, params, nodes), placements_of(params)

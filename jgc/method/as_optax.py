@@ -86,7 +86,9 @@ def as_optax(
         raise ValueError(
             f"the method has the phases {values}: give phase=, or switched=True to choose by the "
             "step")
-    if phase is not None and phase not in values and compressor.next_phase is None:
+    # phases that are found during the run are no names: those are all in the schedule
+    named = compressor.next_phase is None or type(phase) not in map(type, values)
+    if phase is not None and phase not in values and (named or isinstance(phase, str)):
         raise ValueError(f"phase must be one of {values}, got {phase!r}")
     if switched and phase is not None:
         raise ValueError(f"give phase= or switched=True, not both (phase={phase!r})")

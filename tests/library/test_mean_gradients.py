@@ -126,9 +126,19 @@ def test_a_step_that_is_skipped_gives_zeros_or_nan():
     ({"params": {"w": "none"}}, TypeError, "w"),
     ({"compressor": jgc.compress.gradiveq()}, ValueError, "finds its phases during the run"),
     ({"phase": "none"}, ValueError, "phase must be one of"),
+    ({"compressor": jgc.compress.powersgd(alternate=True)}, ValueError, "use jgc.make_step"),
+    ({"compressor": jgc.compress.powersgd(alternate=True), "phase": "none"}, ValueError, "phase must be one of"),
+    ({"compressor": jgc.compress.powersgd(alternate=True), "phase": 3}, ValueError, "phase must be one of"),
 ])  # fmt: skip
 def test_mistakes_are_said_at_once(change, error, message):
     nodes = jgc.make_nodes(8)
     args = {"loss": loss, "compressor": jgc.compress.topk(alpha=0.25), "params": start(), "nodes": nodes} | change
     with pytest.raises(error, match=message):
         jgc.mean_gradients(**args)
+
+
+def test_a_method_with_momentum_warns_of_a_second():
+    nodes = jgc.make_nodes(8)
+    params = jgc.place(start(), "shared", nodes)
+    with pytest.warns(jgc.MomentumWarning, match="an optimiser without one"):
+        jgc.mean_gradients(loss, jgc.compress.dgc(momentum=0.9), params, nodes)

@@ -56,7 +56,7 @@ def notes(advice: Advice) -> list[str]:
             f"they meet in a bucket: a message up, {advice.hosts - 1} down, and {REQUESTS} requests of "
             f"{link.latency:.3g} s in series"
         )
-    share = f"{100 * link.efficiency:.1f} % of the bandwidth are messages"
+    share = f"messages get {100 * link.efficiency:.1f} % of the bandwidth"
     lines = [
         f"{advice.hosts} hosts at {bits(link.rate)}; {what}, {share}{limit}. {advice.about}",
         "Computation and compression are measured, unless they are said to be given; communication, and with it the "
