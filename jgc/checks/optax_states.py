@@ -13,6 +13,10 @@ from jgc.types import PyTree, State
 # AdEMAMix
 MOMENTA = ("trace", "mu", "ema", "exp_avg", "m", "m1")
 CENTRE = "ScaleByRStdDevState"  # of centred RMSprop: its "mu" is not added to updates
+OR_METHOD = (
+    "or a method or setting without (momentum_correction=False; ef21: eta=1). If it is meant: "
+    "warnings.filterwarnings('ignore', category=jgc.MomentumWarning)"
+)
 
 
 class MomentumWarning(UserWarning):
@@ -103,8 +107,6 @@ def warn_of_momentum(opt_state: PyTree) -> None:
             warnings.warn(
                 "the method's memory holds the momentum, and the optimiser has one, too "
                 f"(its state {path_of(path[: at[0] + 1])!r}), so gradients get it twice: use an "
-                "optimiser without momentum, e.g. optax.sgd(rate), or a method or setting without "
-                "(momentum_correction=False; ef21: eta=1). If it is meant: "
-                "warnings.filterwarnings('ignore', category=jgc.MomentumWarning)",
-                MomentumWarning, stacklevel=3)
+                f"optimiser without momentum, e.g. optax.sgd(rate), {OR_METHOD}",
+                MomentumWarning, stacklevel=3)  # fmt: skip
             return

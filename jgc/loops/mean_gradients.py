@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 import jax
 
 from jgc.checks.misuse import check_compressor
-from jgc.checks.optax_states import MomentumWarning
+from jgc.checks.optax_states import OR_METHOD, MomentumWarning
 from jgc.method.as_optax import as_optax, init_optax
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.gradients import node_grads
@@ -70,15 +70,13 @@ def mean_gradients(
     if compressor.next_phase is not None and phase is None:
         raise ValueError(
             "the method finds its phases during the run, which one compiled function cannot "
-            "follow: use jgc.make_step, or a function for each phase= (docs/composing.md)"
+            "follow: use jgc.make_step, or jgc.compress.as_optax (docs/composing.md)"
         )
     if compressor.owns_momentum:
         warnings.warn(
-            "the method has the momentum: give the trainer an optimiser without one, such as "
-            "optax.sgd(rate), or gradients get it twice; or a method or setting without "
-            "(momentum_correction=False). If it has none already: "
-            "warnings.filterwarnings('ignore', category=jgc.MomentumWarning)",
-            MomentumWarning, stacklevel=2)  # fmt: skip
+            "the method's memory holds the momentum, and gradients get it twice if the trainer's "
+            "optimiser has one, too: use an optimiser without one, e.g. optax.sgd(rate), "
+            f"{OR_METHOD}", MomentumWarning, stacklevel=2)  # fmt: skip
     switched = phase is None and len(compressor.schedule) > 1
     tx = as_optax(compressor, nodes, phase, switched, seed, nan_if_skipped)
     state, placements = init_optax(tx, params, nodes), placements_of(params)
@@ -90,7 +88,7 @@ def mean_gradients(
     def run(params, state, batch, *frozen):
         value, grads = gradients(params, batch, *frozen)
         grads, state = mean(grads, state)
-        losses, *aux = value if has_aux else (value,)
-        return (losses.mean(), *aux) if has_aux else losses.mean(), grads, state
+        value = (value[0].mean(), value[1]) if has_aux else value.mean()
+        return value, grads, state
 
     return state, run

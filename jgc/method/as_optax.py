@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jgc.checks.misuse import check_arrays, check_compressor, check_nodes, check_optimizer
 from jgc.checks.optax_states import OwnsMomentum, is_accumulator
+from jgc.method.plan import check_phase
 from jgc.nodes.placement import placements_of
 from jgc.nodes.placing import per_node, place
 from jgc.types import Array, Compressor, Key, Nodes, Phase, PyTree, State
@@ -86,10 +87,10 @@ def as_optax(
         raise ValueError(
             f"the method has the phases {values}: give phase=, or switched=True to choose by the "
             "step")
-    # phases that are found during the run are no names: those are all in the schedule
-    named = compressor.next_phase is None or type(phase) not in map(type, values)
-    if phase is not None and phase not in values and (named or isinstance(phase, str)):
+    if phase is not None and phase not in values and compressor.next_phase is None:
         raise ValueError(f"phase must be one of {values}, got {phase!r}")
+    if phase is not None:
+        check_phase(compressor.method, phase)
     if switched and phase is not None:
         raise ValueError(f"give phase= or switched=True, not both (phase={phase!r})")
     if switched and compressor.next_phase is not None:

@@ -134,10 +134,18 @@ def check_phase(design: Design, phase: Any) -> None:
     if isinstance(phase, Phase):
         raise TypeError(
             f"phase must be the value of a phase, got a Phase: give phase.value, {phase.value!r}")
+    if design.next_phase is None:
+        _check_value(design, phase)
+        return
+    for (method, *_), part in zip(walk(design, {}), phases_of(design, phase), strict=True):
+        _check_value(method, part)
+
+
+def _check_value(design: Design, phase: Any) -> None:
     values = [known.value for known in design.schedule]
-    if design.next_phase is not None:
-        phases_of(design, phase)  # raises
-    elif phase not in values:
+    kinds = {type(value) for value in values if not isinstance(value, str)}
+    found = design.next_phase is not None and type(phase) in kinds  # names are all in the schedule
+    if phase not in values and not found:
         raise ValueError(f"phase must be one of {', '.join(map(repr, values))}, got {phase!r}")
 
 

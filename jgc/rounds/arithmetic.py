@@ -170,7 +170,15 @@ def power(x: float, n: int) -> float:
 
 
 def settings_of(outer: Any) -> dict[str, Any]:
-    """The name and the settings of an outer optimiser, for `run.json`."""
+    """The name and the settings of an outer optimiser, for `run.json`.
+
+    Raises TypeError: not an outer optimiser, which is a dataclass with `init` and `step`.
+    """
+    if not (dataclasses.is_dataclass(type(outer)) and hasattr(outer, "step")):
+        raise TypeError(
+            "outer must be jgc.rounds.Sgd or AdamW, whose steps have the same bits on all "
+            f"machines, got {getattr(outer, '__name__', type(outer).__name__)}"
+        )
     return {"outer": type(outer).__name__, **dataclasses.asdict(outer)}
 
 

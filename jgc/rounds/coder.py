@@ -54,8 +54,9 @@ class Leaves:
         flat, treedef = jax.tree.flatten(tree)
         if treedef != self.treedef:
             raise ValueError(f"expected a tree like the parameters, {self.treedef}, got {treedef}")
-        for (name, x), shape in zip(leaves_by_path(tree).items(), self.shapes, strict=True):
+        for i, (x, shape) in enumerate(zip(flat, self.shapes, strict=True)):
             if np.shape(x) != shape:
+                name = list(leaves_by_path(tree))[i]
                 raise ValueError(f"the parameter {name!r} had the shape {shape}, now {np.shape(x)}")
         floats = jax.device_get([x for x, f in zip(flat, self.floats, strict=True) if f])
         return np.concatenate([np.asarray(x, np.float32).reshape(-1) for x in floats])

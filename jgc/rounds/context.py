@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-import numbers
 import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from jgc.checks.argument_types import fits
 from jgc.rounds.arithmetic import Arrays, Outer, Vector
 from jgc.rounds.bucket import BucketError, NoBucket
 from jgc.rounds.requests import Request, Requests, Wait
@@ -77,24 +77,19 @@ class Rules(NamedTuple):
     patience: float = 0.5
 
 
-def is_number(x: Any) -> bool:
-    """Whether x is a real number, and neither True nor False."""
-    return isinstance(x, numbers.Real) and not isinstance(x, bool)
-
-
 def check_rules(rules: Rules) -> None:
     """Raise ValueError for rules that no run can keep."""
     for name in ("quorum", "start", "checkpoint_every", "retained"):
         value = getattr(rules, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     for name in ("grace", "timeout"):
-        if not (is_number(x := getattr(rules, name)) and x > 0):
+        if not (fits(float, x := getattr(rules, name)) and x > 0):
             raise ValueError(f"{name} must be positive, got {x!r}")
-    if not (is_number(x := rules.patience) and 0 <= x < math.inf):
+    if not (fits(float, x := rules.patience) and 0 <= x < math.inf):
         raise ValueError(f"patience must be seconds, at least 0, got {x!r}")
     poll = rules.poll
-    pair = isinstance(poll, tuple) and len(poll) == 2 and all(map(is_number, poll))
+    pair = isinstance(poll, tuple) and fits(tuple[float, float], poll) and len(poll) == 2
     if not (pair and 0 < poll[0] <= poll[1] < math.inf):
         raise ValueError(f"poll must be two numbers of seconds, shortest and longest, got {poll!r}")
     if rules.start < rules.quorum:
@@ -106,7 +101,7 @@ def check_rules(rules: Rules) -> None:
             f"retained={rules.retained} is below checkpoint_every={rules.checkpoint_every}: the "
             "checkpoint before the newest would be useless"
         )
-    if not (is_number(x := rules.outliers) and (x == 0 or x > 1)):
+    if not (fits(float, x := rules.outliers) and (x == 0 or x > 1)):
         raise ValueError(f"outliers must be above 1, or 0 for no such rule, got {x!r}")
 
 

@@ -1,6 +1,5 @@
 """Rounds in a user's loop: `join`, and the object that it returns."""
 
-import dataclasses
 import logging
 import os
 import time
@@ -10,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from jgc.checks.argument_types import fits
 from jgc.rounds.arithmetic import Outer, Sgd, settings_of, usable
 from jgc.rounds.bucket import Bucket, open_bucket
 from jgc.rounds.coder import CompressorCoder
-from jgc.rounds.context import Context, Rules, check_rules, is_number
+from jgc.rounds.context import Context, Rules, check_rules
 from jgc.rounds.messages import secret_of_environment
 from jgc.rounds.names import check_node
 from jgc.rounds.node_disk import Disk, NoDisk
@@ -40,19 +40,13 @@ def _prepared(
         raise TypeError(f"join has no argument {unknown[0]!r}; rules are {known}")
     chosen, outer = Rules(**rules), Sgd() if outer is None else outer
     check_rules(chosen)
-    if not (dataclasses.is_dataclass(outer) and hasattr(outer, "step")):
-        raise TypeError(
-            "outer must be jgc.rounds.Sgd or AdamW, whose steps have the same bits on all "
-            f"machines, got {type(outer).__name__}"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if type(seed) is not int or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
     coder = CompressorCoder(compressor, params, seed)
     alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum}
     alike |= _plain(settings or {}, alike)
     store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
-    outside: Any = outer  # a dataclass, as checked
-    context = Context(node, coder, outside, chosen, secret_of_environment(), seed, say=log.warning)
+    context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
     return store, context, coder, alike
 
 
@@ -83,8 +77,8 @@ def _check_overlap(overlap: int, merge: float | str | None, outer: Outer | None)
         raise ValueError(
             f'merge="eager" needs jgc.rounds.Sgd outside, whose steps add up, got {outer}'
         )
-    number: Any = merge
-    if merge not in (None, EAGER) and not (is_number(number) and 0 <= number <= 1):
+    share = 0.0 if merge is None or merge == EAGER else merge
+    if isinstance(share, str) or not (fits(float, share) and 0 <= share <= 1):
         raise ValueError(f'merge must be in [0, 1] or "eager", got {merge!r}')
 
 
@@ -167,11 +161,11 @@ class Rounds:
         self._exchanges = ThreadPoolExecutor(1, "jgc-rounds")
         self._background = ThreadPoolExecutor(1, "jgc-rounds-checkpoint")
         member.context.spawn = lambda steps: self._background.submit(self._quietly, steps)
-        coder.compile()  # before joining: from then on the others wait
-        self._flying: Future[Outcome] | None = None
         theta = self.leaves.vector(params)
         if not usable(theta):
             raise ValueError("params must be finite and below 1e15: a run would begin with them")
+        coder.compile()  # before joining: from then on the others wait
+        self._flying: Future[Outcome] | None = None
         steps = member.join(theta, settings)
         self.last: Outcome | None = perform(steps, bucket, pause)
         self._start = member.shared.theta  # where the local steps of this round began
@@ -217,8 +211,7 @@ class Rounds:
           RoundsError: `Twin`, `Timeout`, or lost objects; with overlap, of the thread.
           ValueError: a tree unlike `params` of `join`, or negative tokens.
         """
-        whole = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
-        if not (whole and 0 <= tokens < 2**53):
+        if not (fits(int, tokens) and 0 <= tokens < 2**53):
             raise ValueError(
                 f"tokens must be a whole number of at least 0, below 2**53, got {tokens!r}"
             )

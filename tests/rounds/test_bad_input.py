@@ -72,6 +72,7 @@ NAN = float("nan")
     ({"settings": {"every": jnp.ones(2)}}, "settings\\['every'\\] must be"),
     ({"settings": {"every": [1]}}, "settings\\['every'\\] must be"),
     ({"settings": {"quorum": 9}}, "settings may not have 'quorum'"),
+    ({"outer": rounds.Sgd}, "outer must be jgc.rounds.Sgd or AdamW.*got Sgd"),
     ({"outer": "sgd"}, "outer must be jgc.rounds.Sgd or AdamW.*got str"),
     ({"outer": optax.sgd(0.7)}, "outer must be jgc.rounds.Sgd or AdamW.*got GradientTransformation"),
     ({"params": {"w": 1.0}}, "the leaf 'w' is not an array"),

@@ -39,7 +39,7 @@ class Demo:
     nodes: int = 3
     """processes, 3 to 9, two of which close a round"""
     limit: float = 300.0
-    """seconds after which it gives up; a busy machine needs more"""
+    """seconds after which it gives up; raise it on a busy machine"""
     run_dir: Path | None = None
     """folder for bucket and disks, which stays; a temporary one if not given"""
 
@@ -113,7 +113,7 @@ class Stage:
             except queue.Empty:
                 seconds = self.deadline - self.began
                 raise UserError(
-                    f"not done after {seconds:.0f} s; a busy machine needs a longer --limit; the nodes' errors: "
+                    f"not done after {seconds:.0f} s; raise --limit on a busy machine; the nodes' errors: "
                     f"{self.errors()}", FAILED,
                 ) from None  # fmt: skip
             if line.get("ended", 0) > 0:  # below 0: killed by this program
