@@ -25,6 +25,7 @@ from jgc.lab.advise.command import Advise, predict
 from jgc.lab.advise.model import Example, Link, Row, communication, contention, fit, step
 from jgc.lab.advise.results import Place
 from jgc.lab.commands import main
+from jgc.lab.shared.rate import bits
 from jgc.training.run import setup
 from jgc.training.settings import workloads
 from jgc.training.settings.options import read
@@ -130,7 +131,7 @@ def test_turning_point():
     for factor, word in ((0.9, "yes"), (1.1, "no")):
         there = verdicts.advise(rows(), 4, Link(rate * factor))
         assert verdicts.conclusion(there)[0].startswith(word)
-    assert f"it pays below about {verdicts.bits(rate)}" in " ".join(verdicts.conclusion(advice))
+    assert f"it pays below about {bits(rate)}" in " ".join(verdicts.conclusion(advice))
 
 
 def test_run_dir_excludes_config(tmp_path, capsys):
@@ -175,7 +176,7 @@ def test_two_ranges_of_bandwidth():
     for rate in (0.9 * slow, 1.1 * slow, 0.9 * fast, 1.1 * fast):
         said = verdicts.conclusion(verdicts.advise([plain, quick, small], 4, link._replace(rate=rate)))
         assert said[0].startswith("yes" if rate < slow or rate > fast else "no")
-        assert f"below about {verdicts.bits(slow)} and above about {verdicts.bits(fast)}" in " ".join(said)
+        assert f"below about {bits(slow)} and above about {bits(fast)}" in " ".join(said)
 
 
 def test_control_is_not_recommended():

@@ -356,6 +356,7 @@ def made_up(folder):
         CELL, CELL._replace(seed=1), CELL._replace(overlap=1, outer=Outer(0.7, 0.0, 1 / 3)),
         CELL._replace(method="sparseloco", rate="1mbit"), CELL._replace(via="gloo", every=10),
         CELL._replace(via="torch", method="dense", delay_ms=100.0), CELL._replace(via="torchft", method="dense"),
+        CELL._replace(every=100, steps=400),
     ):  # fmt: skip
         local = 9.8 if cell.overlap else 9.0
         result = figures.measured_of(cell, JOINED, ran(local=local), CURVE)
@@ -375,6 +376,8 @@ def test_the_page_has_every_part(tmp_path, capsys):
     assert (tmp_path / plot.NAME).is_file() and f"({plot.NAME})" in text
     assert "without overlap, steps of 0.4 s at least: utilisation 0.900 ± 0.000 (2 seeds), below 0.97" in text
     assert "with overlap (merge 0.33), steps of 0.4 s at least: utilisation 0.980 (1 seed), at least 0.97" in text
+    assert "QSGD, 4 bits: none of the rates without overlap, 10 Mbit/s with it; SparseLoCo's" in text
+    assert "300 or 400 local steps" in text and not list(tmp_path.glob("rounds-*"))  # one picture for both lengths
     assert "| rounds: QSGD, 4 bits | 30 | no |" in text and "PyTorch local SGD" in text
     assert "## Overlap at equal seconds" in text and "overlap ends above no overlap, by 0.400" in text
     assert "reads at most 1.0333 times" in text and "± nan" not in text

@@ -46,6 +46,12 @@ def test_read_returns_what_tyro_makes():
     assert read(Command, ["--out", "o", "--limit", "5"], "prog").limit == 5
 
 
+@pytest.mark.parametrize("words", ["--seeds 3,4", "--seeds=3,4", "--seeds 3 4"])
+def test_numbers_of_a_list_are_parted_by_commas_or_spaces(words):
+    made = read(Command, ["a,b", "--out", "o,p", "--set", "p=1,2", *words.split()], "prog")
+    assert made == Command((Path("a,b"),), Path("o,p"), set=("p=1,2",), seeds=(3, 4))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -53,6 +59,7 @@ def test_read_returns_what_tyro_makes():
         ("--out", "--out needs a value"),
         ("--out o --kind c", "--kind must be one of 'a', 'b', got 'c'"),
         ("--out o --seeds 1 two", "--seeds must be a whole number, got 'two'"),
+        ("--out o --seeds 1,,2", "--seeds must be a whole number, got ''"),
         ("--out o --limit 1.5", "--limit must be a whole number, got '1.5'"),
         ("--out o --inner.rate=", "--inner.rate must be a number, got ''"),
         ("--out o --inner.no-noisy=1", "--inner.no-noisy takes no value, got '1'"),

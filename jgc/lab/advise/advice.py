@@ -8,6 +8,7 @@ import numpy as np
 
 from jgc.lab.advise.evidence import SMALL, keeps_accuracy, on_record
 from jgc.lab.advise.model import Link, Row, step
+from jgc.lab.shared.rate import bits
 
 F32, F16 = "psum_f32", "psum_f16"
 LABELS = {F32: "uncompressed f32", F16: "uncompressed f16"}
@@ -195,16 +196,3 @@ def name(method: str) -> str:
 def shown(seconds: float) -> str:
     """Seconds with three digits."""
     return f"{seconds:.3g}"
-
-
-def bits(rate: float) -> str:
-    """Bytes a second as bits, for people.
-
-    Example:
-      >>> bits(12.5e6), bits(float("inf"))
-      ('100 Mbit/s', 'unlimited bandwidth')
-    """
-    if rate == math.inf:
-        return "unlimited bandwidth"
-    unit = next((u for u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if 8 * rate >= u[0]), (1.0, ""))
-    return f"{8 * rate / unit[0]:.3g} {unit[1]}bit/s"

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from jgc.lab.advise.advice import CONTROL, F32, UNCOMPRESSED, Advice, bits, conclusion, name, paying
+from jgc.lab.advise.advice import CONTROL, F32, UNCOMPRESSED, Advice, conclusion, name, paying
 from jgc.lab.advise.evidence import keeps_accuracy, on_record
 from jgc.lab.advise.model import BUCKET, REQUESTS, Row, communication, step
 from jgc.lab.shared.page import write_page
+from jgc.lab.shared.rate import bits
 from jgc.lab.shared.tables import table
 from jgc.training.data.score import NATS
 from jgc.training.output.table import size

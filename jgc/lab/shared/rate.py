@@ -1,5 +1,6 @@
-"""Parse link rates such as "100mbit"."""
+"""Parse link rates such as "100mbit", and print them."""
 
+import math
 import re
 
 UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -19,3 +20,16 @@ def bytes_per_second(rate: str) -> float:
     if not match or not float(match[1]) > 0:
         raise ValueError(f"a rate must be written as 100mbit or 1gbit, got {rate!r}")
     return float(match[1]) * UNITS[match[2]] / 8
+
+
+def bits(rate: float) -> str:
+    """Bytes a second as bits, for people.
+
+    Example:
+      >>> bits(12.5e6), bits(float("inf"))
+      ('100 Mbit/s', 'unlimited bandwidth')
+    """
+    if rate == math.inf:
+        return "unlimited bandwidth"
+    unit = next((u for u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if 8 * rate >= u[0]), (1.0, ""))
+    return f"{8 * rate / unit[0]:.3g} {unit[1]}bit/s"

@@ -8,7 +8,15 @@ from statistics import mean
 
 from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.rounds import overlap, plot, tables
-from jgc.lab.bench.rounds.cells import BUCKET, GOAL, Cell, Measured, read_cells, read_lines
+from jgc.lab.bench.rounds.cells import (
+    BUCKET,
+    GOAL,
+    MESSAGES,
+    Cell,
+    Measured,
+    read_cells,
+    read_lines,
+)
 from jgc.lab.bench.rounds.newcomer import NEWCOMERS, SCALING
 from jgc.lab.bench.rounds.tables import Row
 from jgc.lab.shared.page import write_page
@@ -74,26 +82,25 @@ def note_command(folder: Path, line: str) -> None:
 
 
 def _chart(chart: Mapping[Cell, Measured], folder: Path) -> list[str]:
-    """Picture and tables, for each length and pace of runs."""
+    """Picture and tables, for each pace of runs."""
     parts = []
     for i, (setting, cells) in enumerate(groupby(sorted(chart, key=_setting), key=_setting)):
         rows = tables.rows_of({cell: chart[cell] for cell in cells})
         path = folder / (plot.NAME if not i else f"rounds-{i + 1}.png")
         plot.draw(rows, path)
-        alt = (
-            "Utilisation against local steps a round, and validation loss against seconds, by link"
-        )
+        alt = "Utilisation by rate, local steps a round and delay, and losses against seconds"
         parts += [f"![{alt}]({path.name})", _settings(setting, rows), tables.utilisations(rows)]
         parts += ["## Seconds, bytes and requests", tables.details(rows)]
     return [*parts, f"## How it was measured\n\n{ABOUT}"] if parts else []
 
 
 def _setting(cell: Cell) -> tuple:
-    return cell.workload, cell.nodes, cell.step_seconds, cell.steps, cell.seconds
+    return cell.workload, cell.nodes, cell.step_seconds, cell.seconds
 
 
 def _settings(setting: tuple, rows: Sequence[Row]) -> str:
-    workload, nodes, pace, steps, seconds = setting
+    workload, nodes, pace, seconds = setting
+    steps = sorted({row.cell.steps for row in rows})
     lasts = f"lasts at least {pace:g} s" if pace else "takes what the machine takes"
     ends = f", or until {seconds:g} s are over" if seconds else ""
     runs = [run for row in rows for run in row.runs]
@@ -102,7 +109,7 @@ def _settings(setting: tuple, rows: Sequence[Row]) -> str:
     return (
         f"`{workload}` ({data}), {nodes} nodes with {task_named(workload).batch} windows each; a "
         f"local step {lasts}; "
-        f"{steps} local steps{ends}; {versions}."
+        f"{' or '.join(map(str, steps))} local steps{ends}; {versions}."
     )
 
 
@@ -124,9 +131,10 @@ def _claims(chart: Mapping[Cell, Measured]) -> str:
             step = f", steps of {pace:g} s at least" if pace else ""
             seeds = f"{len(row.runs)} {'seed' if len(row.runs) == 1 else 'seeds'}"
             lines.append(
-                f"- {tables.name_of(row.cell)} at {rate}, H = 30, {how}{step}: utilisation "
+                f"- {tables.name_of(row.cell)} at {tables.link(rate)}, H = 30, {how}{step}: utilisation "
                 f"{row.text('utilisation', 3)} ({seeds}), {side} {GOAL}."
             )
+    lines += _reached(chart)
     buckets = [x for cell, x in chart.items() if cell.via == BUCKET and not cell.overlap]
     series = [x["most_latencies"] for x in buckets if x.get("most_latencies") is not None]
     if series:
@@ -136,6 +144,29 @@ def _claims(chart: Mapping[Cell, Measured]) -> str:
             f"{len(series)} runs), {max(series)} at most."
         )
     return "\n".join(lines)
+
+
+def _reached(chart: Mapping[Cell, Measured]) -> list[str]:
+    """The lowest rate at which each message's utilisation is as asked for, as a list's entry."""
+    rows = [
+        row for row in tables.rows_of(chart)
+        if (row.cell.via, row.cell.every, row.cell.delay_ms) == (BUCKET, 30, 0)
+    ]  # fmt: skip
+    parts = []
+    for method in dict.fromkeys(row.cell.method for row in rows):
+        ends = []
+        for i, how in enumerate(("without overlap", "with it")):
+            of = [row for row in rows if (row.cell.method, row.cell.overlap) == (method, i)]
+            enough = [row.cell.rate for row in of if (row.mean("utilisation") or 0.0) >= GOAL]
+            if of:
+                ends.append(f"{tables.link(enough[0]) if enough else 'none of the rates'} {how}")
+        parts.append(f"{MESSAGES[method].name}: {', '.join(ends)}")
+    if not parts:
+        return []
+    return [
+        f"- The lowest rate measured at which utilisation is at least {GOAL}, through a bucket, "
+        f"H = 30, no delay. {'; '.join(parts)}."
+    ]
 
 
 def _overlap(searches: Mapping[Cell, Measured]) -> list[str]:

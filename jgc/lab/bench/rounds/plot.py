@@ -1,15 +1,15 @@
-"""The picture of `bench rounds`: utilisation against H, and loss against seconds, by link."""
+"""The picture of `bench rounds`: utilisation by rate, H and delay, and loss against seconds."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from jgc.lab.bench.rounds.cells import BUCKET, GLOO, GOAL, MESSAGES, TORCH, TORCHFT
-from jgc.lab.bench.rounds.tables import Row
+from jgc.lab.bench.rounds.cells import BUCKET, GLOO, GOAL, MESSAGES, TORCH, TORCHFT, Cell
+from jgc.lab.bench.rounds.tables import Row, link
 from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, RED, new_figure, save_figure
 from jgc.lab.shared.rate import bytes_per_second
 
@@ -23,28 +23,28 @@ WORDS = {
     (BUCKET, 0): "rounds", (BUCKET, 1): "rounds, overlap", (GLOO, 0): "jgc.local_steps over Gloo",
     (TORCH, 0): "PyTorch local SGD over Gloo", (TORCHFT, 0): "torchft LocalSGD over Gloo",
 }  # fmt: skip
-H_OF_LOSSES = 30
+AXES = {  # settings of a cell that a panel varies, and its label
+    "rate": "rate of a node's link, Mbit/s", "every": "H, local steps of a round",
+    "delay_ms": "delay of a request, ms",
+}  # fmt: skip
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw the panels: a column for each rate, a row for each delay, and a row of losses."""
+    """Draw a panel for each axis, with the others at their commonest value, and losses by rate."""
+    centre = {name: _commonest(getattr(row.cell, name) for row in rows) for name in AXES}
     rates = sorted({row.cell.rate for row in rows}, key=bytes_per_second)
-    delays = sorted({row.cell.delay_ms for row in rows})
-    figure = new_figure(2.2 + 3.2 * len(rates), 1.4 + 2.4 * (len(delays) + 1))
-    panels = figure.subplots(len(delays) + 1, len(rates), squeeze=False)
-    for column, rate in enumerate(rates):
-        here = [row for row in rows if row.cell.rate == rate]
-        for line, delay in enumerate(delays):
-            axes = panels[line][column]
-            _utilisation(axes, [row for row in here if row.cell.delay_ms == delay])
-            axes.set_title(f"{rate}, {delay:g} ms a request", fontsize=9)
-        every = _shown_every(rows)
-        chosen = [x for x in here if x.cell.every == every and x.cell.delay_ms == delays[0]]
-        _losses(panels[-1][column], chosen)
-        panels[-1][column].set_title(f"{rate}, {delays[0]:g} ms, H = {every}", fontsize=9)
-    for line in range(len(delays)):
-        panels[line][0].set_ylabel("local steps / wall time", fontsize=8)
-    panels[-1][0].set_ylabel("validation loss, nats", fontsize=8)
+    figure = new_figure(9.6, 6.4)
+    upper, lower = figure.subfigures(2, 1, squeeze=False)[:, 0]
+    for axes, name in zip(upper.subplots(1, len(AXES), sharey=True), AXES, strict=True):
+        _utilisation(axes, name, _along(name, centre, rows))
+        axes.set_title(_place(centre, without=name), fontsize=9)
+    upper.axes[0].set_ylabel("utilisation: local steps / wall time", fontsize=8)
+    by_rate = _along("rate", centre, rows)
+    panels = lower.subplots(1, len(rates), squeeze=False, sharey=True)[0]
+    for axes, rate in zip(panels, rates, strict=True):
+        _losses(axes, [row for row in by_rate if row.cell.rate == rate])
+        axes.set_title(_place(centre | {"rate": rate}), fontsize=9)
+    lower.axes[0].set_ylabel("validation loss, nats", fontsize=8)
     methods = [name for name in MESSAGES if any(row.cell.method == name for row in rows)]
     looks = [x for x in LOOKS if any((row.cell.via, row.cell.overlap) == x for row in rows)]
     handles = [Line2D([], [], color=COLOURS[name], label=MESSAGES[name].name) for name in methods]
@@ -56,31 +56,48 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _shown_every(rows: Sequence[Row]) -> int:
-    """H of the panels with losses."""
-    counts = sorted({row.cell.every for row in rows})
-    return H_OF_LOSSES if H_OF_LOSSES in counts else counts[0]
+def _commonest(values: Iterable[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]
 
 
-def _utilisation(axes: Axes, rows: Sequence[Row]) -> None:
-    lines: dict[tuple[str, str, int], list[Row]] = {}
+def _along(name: str, centre: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
+    """The rows at the centre but for one setting."""
+    others = {key: value for key, value in centre.items() if key != name}
+    return [
+        row for row in rows
+        if all(getattr(row.cell, key) == value for key, value in others.items())
+    ]  # fmt: skip
+
+
+def _place(centre: Mapping[str, Any], without: str = "") -> str:
+    words = {
+        "rate": link(centre["rate"]), "every": f"H = {centre['every']}",
+        "delay_ms": f"{centre['delay_ms']:g} ms",
+    }  # fmt: skip
+    return ", ".join(text for name, text in words.items() if name != without)
+
+
+def _number(cell: Cell, name: str) -> float:
+    return 8e-6 * bytes_per_second(cell.rate) if name == "rate" else getattr(cell, name)
+
+
+def _utilisation(axes: Axes, name: str, rows: Sequence[Row]) -> None:
+    lines: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
     for row in rows:
-        lines.setdefault((row.cell.via, row.cell.method, row.cell.overlap), []).append(row)
-    for (via, method, overlap), of in lines.items():
+        point = _number(row.cell, name), row.mean("utilisation") or 0.0
+        lines.setdefault((row.cell.via, row.cell.method, row.cell.overlap), []).append(point)
+    values = sorted({_number(row.cell, name) for row in rows})
+    for (via, method, overlap), points in lines.items():
         style, marker = LOOKS[via, overlap]
-        x = [row.cell.every for row in of]
-        y = [row.mean("utilisation") or 0.0 for row in of]
-        axes.plot(
-            x, y, color=COLOURS[method], linestyle=style, marker=marker, markersize=4, linewidth=1.3
-        )
+        x = [values.index(value) for value, _ in sorted(points)]
+        y = [use for _, use in sorted(points)]
+        look = {"color": COLOURS[method], "linestyle": style, "marker": marker}
+        axes.plot(x, y, **look, markersize=4, linewidth=1.3)
     axes.axhline(GOAL, color=BLACK, linewidth=0.6, alpha=0.5)
-    axes.set_xscale("log")
-    axes.set_xticks(sorted({row.cell.every for row in rows}))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+    axes.set_xlim(-0.3, len(values) - 0.7)
     axes.set_ylim(0, 1.03)
-    axes.set_xlabel("H, local steps of a round", fontsize=8)
+    axes.set_xlabel(AXES[name], fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, TORCHFT, Cell, Measured, shown
 from jgc.lab.bench.rounds.newcomer import reduced
-from jgc.lab.shared.rate import bytes_per_second
+from jgc.lab.shared.rate import bits, bytes_per_second
 from jgc.lab.shared.tables import filled_table, table
 from jgc.training.output.table import size
 
@@ -51,6 +51,7 @@ def order(cell: Cell) -> tuple[Any, ...]:
     return (
         list(WAYS).index(cell.via), list(MESSAGES).index(cell.method), cell.every, cell.overlap,
         shown(cell.outer.merge), cell.outer[:2], bytes_per_second(cell.rate), cell.delay_ms,
+        cell.steps,
     )  # fmt: skip
 
 
@@ -58,6 +59,16 @@ def places(cells: Iterable[Cell]) -> list[tuple[str, float]]:
     """The links of cells, the slowest first."""
     pairs = {(cell.rate, cell.delay_ms) for cell in cells}
     return sorted(pairs, key=lambda pair: (bytes_per_second(pair[0]), pair[1]))
+
+
+def link(rate: str, delay_ms: float | None = None) -> str:
+    """A link for people.
+
+    Example:
+      >>> link("10mbit", 100.0), link("1gbit")
+      ('10 Mbit/s, 100 ms', '1 Gbit/s')
+    """
+    return bits(bytes_per_second(rate)) + ("" if delay_ms is None else f", {delay_ms:g} ms")
 
 
 def name_of(cell: Cell) -> str:
@@ -73,7 +84,7 @@ def utilisations(rows: Sequence[Row]) -> str:
         cell = row.cell
         line = name_of(cell), str(cell.every), overlap_of(cell)
         lines.setdefault(line, {})[cell.rate, cell.delay_ms] = row.text("utilisation", 3)
-    head = ["", "H", "overlap", *(f"{rate}, {delay:g} ms" for rate, delay in columns)]
+    head = ["", "H", "overlap", *(link(*place) for place in columns)]
     return filled_table(
         head, [[*line, *(of.get(x, "") for x in columns)] for line, of in lines.items()]
     )
@@ -110,7 +121,7 @@ def _detail(row: Row) -> list[str]:
     return [
         name_of(cell), str(cell.every), overlap_of(cell),
         f"{cell.outer.rate:g}, {cell.outer.momentum:g}",
-        f"{cell.rate}, {cell.delay_ms:g} ms", row.text("loss", 3), f"{last:.0f}",
+        link(cell.rate, cell.delay_ms), row.text("loss", 3), f"{last:.0f}",
         row.text("seconds_round", 2), row.text("seconds_step", 3), row.text("seconds_exchange", 2),
         row.text("waited", 2),
         *(bytes_of(row.mean(x)) for x in ("up", "down", "link_up", "link_down")),
