@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 from jgc.compress import Dense, Dgc, LgcPs, TopK
 from jgc.lab import launch
-from jgc.lab.report import page as page_module, plots
+from jgc.lab.report import page as page_module, plots, runs as runs_module
 from jgc.lab.report.ages import age_table
 from jgc.lab.report.compare import Compare, compare
 from jgc.lab.report.page import write
@@ -416,6 +416,19 @@ def test_a_summary_that_lacks_figures_is_named(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match=r"cannot read the run in .*: its summary.json has no 'method'"):
         find([tmp_path])
+
+
+def test_runs_are_found_below_a_folder_at_any_depth(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs_module, "read_run", lambda folder: folder)
+    folders = [tmp_path / "rows" / "topk" / "topk-seed0", tmp_path / "other-seed0"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "summary.json").write_text("{}")
+    (unfinished := tmp_path / "rows" / "late").mkdir()
+    (unfinished / "config.json").write_text("{}")
+    found, others = find([tmp_path])
+    assert sorted(found) == sorted(folders) and others == [unfinished]
 
 
 def test_hours_leave_out_times_of_waiting():

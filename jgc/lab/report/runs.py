@@ -116,7 +116,7 @@ class Spread(NamedTuple):
 
 
 def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
-    """The finished runs in run folders or folders of them, and the folders of unfinished ones.
+    """The finished runs in run folders or in folders at any depth above, and the folders of unfinished ones.
 
     Raises:
       UserError: a path is no folder, holds no run, or is itself a run that has not finished.
@@ -128,9 +128,9 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
             raise UserError(f"{path} is not a folder")
         if (path / CONFIG).exists() and not (path / SUMMARY).exists():
             raise UserError(f"{path} has no {SUMMARY}: the run has not finished; train.py --resume goes on with it")
-        folders = [path] if (path / SUMMARY).exists() else sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
+        folders = [path] if (path / SUMMARY).exists() else sorted(p.parent for p in path.rglob(CONFIG))
         if not folders:
-            raise UserError(f"{path} holds no run: neither {SUMMARY} nor folders with one")
+            raise UserError(f"{path} holds no run: there is no {CONFIG} in it or below")
         for folder in folders:
             if not (folder / SUMMARY).exists():
                 unfinished.append(folder)
