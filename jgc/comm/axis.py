@@ -12,9 +12,9 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src.config import _check_vma  # no public name: see node_index
 from jax.custom_batching import custom_vmap
 
+from jgc.comm.equal import equal_on_all
 from jgc.comm.ledger import are_local_copies
 from jgc.types import EMULATED, Array, Key, Nodes, PyTree
 
@@ -56,9 +56,9 @@ def node_index(nodes: Nodes) -> Array:
             device, devices = lax.axis_index(nodes.slow), lax.axis_size(nodes.slow)
         if is_emulated(nodes):
             # Inside a nested jit, scan or switch, JAX 0.10 to 0.12 mistakes the vmapped axis for a
-            # mesh axis over which the index varies. The index is a constant: no check is needed.
-            with _check_vma(False):
-                place, on_device = lax.axis_index(EMULATED), lax.axis_size(EMULATED)
+            # mesh axis over which the index varies. The index is a constant.
+            place, on_device = lax.axis_index(EMULATED), lax.axis_size(EMULATED)
+            place = equal_on_all(place, (EMULATED,))
     except NameError as error:
         raise OutsideNodeAxis(
             "a jgc compressor was called outside the node axis, where the gradient of a sharded "

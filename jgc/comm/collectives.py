@@ -11,7 +11,6 @@ from functools import partial, reduce
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax._src.config import _check_vma  # no public name: see `all_gather_at_once`
 from jax.typing import DTypeLike
 
 from jgc.backend import backend, plain
@@ -23,6 +22,7 @@ from jgc.comm.axis import (
     node_index,
     vary_over,
 )
+from jgc.comm.equal import equal_on_all
 from jgc.comm.ledger import are_local_copies, record
 from jgc.comm.rounding import at_least_f32, narrowed
 from jgc.types import Array, Nodes, PyTree
@@ -74,9 +74,11 @@ def _without_padding(all_reduce: Callable[[Array], Array], x: Array) -> Array:
 def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
     """Whether a bool[] holds on at least one node, or device of a node if it differs there.
 
-    One all-reduce of an i32.
+    One all-reduce of an i32; on CPU a byte from each node to each, see `all_gather_at_once`.
     """
     x, fast = flag.astype(jnp.int32), fast_axes(flag, nodes) if nodes.fast else ()
+    if not fast and _by_all_to_all(nodes):
+        return jnp.any(all_gather_at_once(flag.astype(jnp.uint8), nodes, field) > 0)
     if fast:
         if is_emulated(nodes):
             x = emulated_sum(x, node_index(nodes))
@@ -149,15 +151,18 @@ def all_gather_at_once(x: Array, nodes: Nodes, field: str) -> Array:
 
     Gloo's all-gather is a ring of K - 1 dependent messages, so on CPU this is an all-to-all.
     """
-    if plain() or backend() != "cpu" or not nodes.slow or are_local_copies():
+    if not _by_all_to_all(nodes):
         return all_gather(x, nodes, field)
     index, devices = node_index(nodes), devices_of(nodes)
     x = emulated_gather(nodes.per_device)(x, index) if is_emulated(nodes) else x[None]
     copies = vary_over(jnp.broadcast_to(x, (devices, *x.shape)), nodes.slow)
     record("all-to-all", field, copies, devices)
-    with _check_vma(False):  # all devices get the same rows, which JAX cannot know
-        rows = lax.all_to_all(copies, nodes.slow, split_axis=0, concat_axis=0, tiled=True)
-    return rows.reshape(nodes.count, *x.shape[1:])
+    rows = lax.all_to_all(copies, nodes.slow, split_axis=0, concat_axis=0, tiled=True)
+    return equal_on_all(rows, nodes.slow).reshape(nodes.count, *x.shape[1:])
+
+
+def _by_all_to_all(nodes: Nodes) -> bool:
+    return bool(nodes.slow) and backend() == "cpu" and not plain() and not are_local_copies()
 
 
 def all_to_all(x: Array, nodes: Nodes, field: str) -> Array:

@@ -30,9 +30,12 @@ _OPS = {  # of XLA, by JAX's primitive
     "all_to_all": "all-to-all",
     "ppermute": "collective-permute",
 }
-_LOCAL = frozenset({"axis_index", "pvary", "pcast", "shard_map"})  # name mesh axes, send nothing
+_LOCAL = frozenset(  # name mesh axes, send nothing
+    {"axis_index", "pvary", "pcast", "shard_map", "equal_on_all"}
+)
 _EQUALISING = frozenset({  # equal results on all devices along the axes that they name
     "psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant",
+    "equal_on_all",
 })  # fmt: skip
 
 

@@ -6,8 +6,8 @@
     step       per group: the method; groups with the same exchange share one collective
     finish     per group: the residual, `Info`, and the mean as leaves
 
-A skipped step returns zeros, the unchanged state and an `Info` of zeros. The flag costs one i32
-all-reduce, field "flag".
+A skipped step returns zeros, the unchanged state and an `Info` of zeros. The flag costs one small
+collective, field "flag": see `jgc.comm.any_true`.
 """
 
 from collections import OrderedDict

@@ -193,6 +193,22 @@ def test_collectives_work_inside_jit_scan_switch_and_remat(wrapped, layout):
     np.testing.assert_allclose(got, x + x[-1] + 2 * x.sum(0), rtol=1e-6)
 
 
+@every_layout
+def test_rows_of_an_all_to_all_are_equal_where_jax_traces_again(layout):
+    nodes = _nodes(layout)
+    x = _integers(nodes, 5)
+
+    def gathered(x):
+        def rows(_, total):  # JAX traces the body of a loop several times
+            return total + words.all_gather_at_once(x, nodes, "x") * 2
+
+        start = jnp.zeros((nodes.count, 5))
+        both = jax.lax.fori_loop(0, 2, rows, start)
+        return jax.lax.cond(jnp.sum(both) > 1e9, lambda: start, lambda: rows(0, both))
+
+    np.testing.assert_array_equal(_run(gathered, nodes, x), 6 * x)
+
+
 # --- the bytes ----------------------------------------------------------------------------------------------------
 
 

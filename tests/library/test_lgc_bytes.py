@@ -59,7 +59,7 @@ def test_logical_bytes_are_right_by_hand(settings, phase, expected):
 
 def test_physical_bytes_are_right_by_hand():
     wire = lgc_ps(**SHORT).wire("compressed", PARAMS, nodes_of("devices"))
-    flag = 4 * 2 * (K - 1) / K
+    flag = K - 1  # a byte to each other node
     broadcast = 4 * (5 + 1 + 8)  # positions, signs and code in whole words
     gathered = 4 * (5 + 1 + 3)  # innovations, their positions, means
     assert physical_bytes(wire.physical) == {
