@@ -1,7 +1,9 @@
 """Overlap against none at equal seconds: the loss of each after a search over its outer step."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import mean
+from typing import NamedTuple
 
 from jgc.lab.bench.rounds.cells import BUCKET, Cell, Measured, Outer
 from jgc.lab.bench.rounds.figures import loss_at
@@ -52,6 +54,39 @@ def final(cell: Cell, results: Mapping[Cell, Measured]) -> float:
     """The loss of a cell when its seconds are over; infinite if it diverged."""
     loss = loss_at(results[cell]["curve"], cell.seconds)
     return loss if loss == loss else float("inf")
+
+
+class Pair(NamedTuple):
+    """Two cells that differ in overlap, when the one with overlap ends.
+
+    Attributes:
+      cell: without overlap, of the first seed.
+      utilisation: without overlap.
+      losses: without and with overlap.
+      seeds: of both.
+    """
+
+    cell: Cell
+    utilisation: float
+    losses: tuple[float, float]
+    seeds: int
+
+
+def pairs(chart: Mapping[Cell, Measured]) -> list[Pair]:
+    """The pairs of a chart, by utilisation; without those whose other run ended earlier."""
+    found = defaultdict(list)
+    for cell, overlapped in chart.items():
+        for other, run in chart.items():
+            if cell.overlap and other == cell._replace(overlap=0, outer=other.outer):
+                end = overlapped["curve"][-1][0]
+                if run["curve"][-1][0] >= 0.98 * end:
+                    losses = loss_at(run["curve"], end), overlapped["curve"][-1][2]
+                    found[other._replace(seed=-1)].append((other, run["utilisation"], *losses))
+    made = [
+        Pair(of[0][0], mean(x[1] for x in of), (mean(x[2] for x in of), mean(x[3] for x in of)), len(of))
+        for of in found.values()
+    ]  # fmt: skip
+    return sorted(made, key=lambda pair: pair.utilisation)
 
 
 def verdict(results: Mapping[Cell, Measured], like: Cell, seeds: Sequence[int]) -> str:

@@ -39,6 +39,8 @@ is the workload's AdamW with a constant rate after its warm-up. torchft is its `
 averages after a quorum and before a commit. Learned top-k has no row through a bucket: its
 positions follow from all nodes' messages, so that a node cannot encode by itself, and
 `jgc.rounds.join` refuses it."""
+PAIRS = """Losses in nats when the run with overlap ends, with the outer steps of the table above:
+through a bucket, at equal seconds, by utilisation without overlap."""
 REDUCERS = """Downloads grow with the nodes: each reads K - 1 messages. With a reducer for each
 fragment they would not: node f reads the f-th part of every message (a GET of a range), decodes and
 averages, encodes the mean once more with noise of round and fragment, and creates it under the
@@ -65,6 +67,8 @@ def write(folder: Path, line: str) -> str:
     searches = {cell: x for cell, x in results.items() if cell.steps == overlap.ENDLESS}
     parts = [_claims(chart)] if chart else []
     parts += _chart(chart, folder)
+    if found := overlap.pairs(chart):
+        parts += ["## Overlap in the runs of the chart", PAIRS, tables.of_pairs(found)]
     parts += _overlap(searches)
     parts += _newcomers(folder)
     text = "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
@@ -102,7 +106,7 @@ def _settings(setting: tuple, rows: Sequence[Row]) -> str:
     workload, nodes, pace, seconds = setting
     steps = sorted({row.cell.steps for row in rows})
     lasts = f"lasts at least {pace:g} s" if pace else "takes what the machine takes"
-    ends = f", or until {seconds:g} s are over" if seconds else ""
+    ends = f", or until the round after {seconds:g} s" if seconds else ""
     runs = [run for row in rows for run in row.runs]
     versions = ", ".join(sorted({run["version"] for run in runs}))
     data = ", ".join(sorted({run["data"] for run in runs}))

@@ -38,6 +38,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for axes, name in zip(upper.subplots(1, len(AXES), sharey=True), AXES, strict=True):
         _utilisation(axes, name, _along(name, centre, rows))
         axes.set_title(_place(centre, without=name), fontsize=9)
+    upper.axes[0].text(-0.27, GOAL - 0.055, f"{GOAL}", fontsize=7)
     upper.axes[0].set_ylabel("utilisation: local steps / wall time", fontsize=8)
     by_rate = _along("rate", centre, rows)
     panels = lower.subplots(1, len(rates), squeeze=False, sharey=True)[0]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, TORCHFT, Cell, Measured, shown
 from jgc.lab.bench.rounds.newcomer import reduced
+from jgc.lab.bench.rounds.overlap import Pair
 from jgc.lab.shared.rate import bits, bytes_per_second
 from jgc.lab.shared.tables import filled_table, table
 from jgc.training.output.table import size
@@ -146,6 +147,16 @@ def of_overlap(rows: Sequence[Row], losses: Mapping[Cell, float]) -> str:
     ]  # fmt: skip
     head = ["overlap", "outer rate", "momentum", "loss, nats", "rounds", "utilisation", "seeds"]
     return table(head, lines)
+
+
+def of_pairs(pairs: Sequence[Pair]) -> str:
+    """Losses with overlap and without at equal seconds."""
+    head = ["", "H", "link", "utilisation without", "loss without", "loss with", "seeds"]
+    return table(head, [
+        [MESSAGES[x.cell.method].name, x.cell.every, link(x.cell.rate, x.cell.delay_ms),
+         f"{x.utilisation:.3f}", *(f"{loss:.3f}" for loss in x.losses), x.seeds]
+        for x in pairs
+    ])  # fmt: skip
 
 
 def newcomers(lines: Sequence[Mapping[str, Any]]) -> str:
