@@ -60,7 +60,7 @@ def test_groups_with_same_exchange_share_one_collective(layout):
     compressor = per_layer([("^Conv_0/", topk(alpha=0.2)), ("head", topk(alpha=0.5))], topk(alpha=0.1))
     *_, compiled = _run(compressor, grads, layout, steps=1)
     found = table(collectives(compiled))
-    assert {op: total.times for op, total in found.items()} == {"all-gather": 1, "all-reduce": 1}  # payload, flag
+    assert {op: total.times for op, total in found.items()} == {"all-gather": 1, "all-to-all": 1}  # payload, flag
     values = 2 + 4 + 1 + 18  # of Conv_0, the kernel and bias of Dense_1, the head
     words = values + 1 + 1 + 2  # positions in Elias-Fano code, each group's in whole words: 18 of 36 take 54 bits
     assert found["all-gather"].sent_bytes == 4 * words * nodes.per_device * (8 // nodes.per_device - 1)
