@@ -140,11 +140,11 @@ def test_rows_have_every_phase_with_bytes_by_link(plan):
     assert [(row.method, row.phase) for row in plan.rows[1:]] == [("dense", "dense"), ("topk", "dense"),
                                                                  ("topk", "top-k")]  # fmt: skip
     assert read.across == read.inside == {} and not dense.inside
-    # 2(n - 1)/n of the gradient and of the flag over four hosts, and n - 1 messages
-    assert dense.across == warm.across == {"all-reduce": 1.5 * (4 * 2560 + 4)}
-    assert topk.across["all-reduce"] == 6 and topk.across["all-gather"] % 12 == 0
+    # 2(n - 1)/n of the gradient over four hosts, and n - 1 messages and flags (a byte each on CPU)
+    assert dense.across == warm.across == {"all-reduce": 1.5 * 4 * 2560, "all-to-all": 3}
+    assert topk.across["all-to-all"] == 3 and topk.across["all-gather"] % 12 == 0
     assert dense.arguments == 4 * 2560 and topk.arguments == 2 * 4 * 2560 and topk.cycles is None
-    assert slow_ms(dense, plan) == pytest.approx(1e3 * 2 * 8 * 15366 / 1e6)
+    assert slow_ms(dense, plan) == pytest.approx(1e3 * 2 * 8 * 15363 / 1e6)
     assert slow_ms(dense, plan._replace(gbits=0)) is None
     slow = plan._replace(gbits=1e-6)
     assert f"{slow_ms(dense, slow):,.0f}" in cells(dense, slow)  # not 2.46e+05
@@ -155,7 +155,7 @@ def test_pages_and_json_hold_the_figures(plan, tmp_path):
     page = markdown([refused])
     assert "4 nodes, each a host of 2 devices, which hold copies; a matrix, 2,560 parameters" in page
     assert "| between hosts | of dense | between hosts, ms |" in page and "cycles" not in page
-    assert "| 1 all-reduce, 1 all-gather |" in page or "| 1 all-gather, 1 all-reduce |" in page
+    assert "| 1 all-to-all, 1 all-gather |" in page or "| 1 all-gather, 1 all-to-all |" in page
     assert "| gradiveq | refused: cannot compress shards |" in page
     assert "| method | h100:4x2, between hosts | h100:4x2, between hosts |" in (both := markdown([refused, plan]))
     assert "| topk | 3.58 kB, 0.23 of dense | 3.58 kB, 0.23 of dense |" in both
@@ -164,12 +164,12 @@ def test_pages_and_json_hold_the_figures(plan, tmp_path):
     assert "| topk | 3.58 kB, 0.23 of dense | refused |" in markdown([plan, late])
     write_csv(tmp_path / "plan.csv", [refused])
     lines = list(csv.DictReader((tmp_path / "plan.csv").open()))
-    assert [line["across_bytes"] for line in lines] == ["", "15366", "15366", "3582", ""]
-    assert lines[-1]["refused"] == "cannot compress shards" and lines[1]["collectives"] == "2 all-reduce"
+    assert [line["across_bytes"] for line in lines] == ["", "15363", "15363", "3579", ""]
+    assert lines[-1]["refused"] == "cannot compress shards" and lines[1]["collectives"] == "1 all-reduce; 1 all-to-all"
     write_json(tmp_path / "plan.json", [refused], "python -m jgc plan")
     (found,) = json.loads((tmp_path / "plan.json").read_text())["targets"]
     assert found["nodes"] == 4 and found["devices"] == 8 and len(found["programs"]) == 5
-    assert found["programs"][1]["across"] == {"all-reduce": 15366.0} and found["programs"][1]["slow_link_ms"] > 0
+    assert found["programs"][1]["across"] == {"all-reduce": 15360.0, "all-to-all": 3.0} and found["programs"][1]["slow_link_ms"] > 0
     draw(tmp_path / "plan.png", [refused])
     assert (tmp_path / "plan.png").stat().st_size > 1000
 
