@@ -155,7 +155,7 @@ def markdown(points: Sequence[Point], workload: str, shapes: PyTree) -> str:
     bounds = ", ".join(f"{scheme.unit:.0f} ({scheme.name})" for scheme in rings)
     return (
         f"`{workload}`, {n:,} parameters ({size(4 * n)}), last phase of each method, one node on each device: bytes "
-        "that one node sends in a step, by the collectives of the traced step, without the 4-byte flag that every "
+        "that one node sends in a step, by the collectives of the traced step, without the flag that every "
         "method has.\n\n"
         f"{table(['bytes a step and node', *(f'{count} nodes' for count in counts)], wide)}\n\n"
         f"{_crossings(by_name, n)}\n\n"

@@ -429,6 +429,9 @@ def test_runs_are_found_below_a_folder_at_any_depth(tmp_path, monkeypatch):
     (unfinished / "config.json").write_text("{}")
     found, others = find([tmp_path])
     assert sorted(found) == sorted(folders) and others == [unfinished]
+    (chosen := tmp_path / "rows" / "chosen").mkdir()
+    (chosen / "linked").symlink_to(folders[0])
+    assert find([chosen])[0] == [chosen / "linked"]
 
 
 def test_hours_leave_out_times_of_waiting():

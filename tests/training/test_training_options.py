@@ -50,6 +50,8 @@ def test_read_returns_what_tyro_makes():
 def test_numbers_of_a_list_are_parted_by_commas_or_spaces(words):
     made = read(Command, ["a,b", "--out", "o,p", "--set", "p=1,2", *words.split()], "prog")
     assert made == Command((Path("a,b"),), Path("o,p"), set=("p=1,2",), seeds=(3, 4))
+    after = [*words.split(), "a,b"] if "=" in words else ["a,b", *words.split()]
+    assert read(Command, ["--out", "o", *after], "prog").runs == (Path("a,b"),)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
             raise UserError(f"{path} is not a folder")
         if (path / CONFIG).exists() and not (path / SUMMARY).exists():
             raise UserError(f"{path} has no {SUMMARY}: the run has not finished; train.py --resume goes on with it")
-        folders = [path] if (path / SUMMARY).exists() else sorted(p.parent for p in path.rglob(CONFIG))
+        folders = [path] if (path / SUMMARY).exists() else _below(path)
         if not folders:
             raise UserError(f"{path} holds no run: there is no {CONFIG} in it or below")
         for folder in folders:
@@ -139,6 +139,11 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
     if not runs:
         raise UserError(f"no run has finished in {', '.join(map(str, paths))}: none has a {SUMMARY}")
     return list(runs.values()), unfinished
+
+
+def _below(path: Path) -> list[Path]:
+    """The folders of runs below a folder; `**` does not follow links, so those in the folder itself are found apart."""
+    return sorted({found.parent for pattern in ("*", "**") for found in path.glob(f"{pattern}/{CONFIG}")})
 
 
 def read_run(folder: Path) -> Run:

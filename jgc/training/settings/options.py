@@ -7,7 +7,7 @@ with the type hints first.
 import inspect
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -39,7 +39,7 @@ def read(
     wants_help = "--help" in argv or "-h" in argv
     if not wants_help:
         options = options_of(target if default is None else type(default), default)
-        argv = list(split_commas(argv, options))
+        argv = split_commas(argv, options)
         check(argv, options, prog)
     settings = {} if default is None else {"default": default}
     try:
@@ -74,26 +74,29 @@ def options_of(target: Callable[..., Any], default: Any = None, prefix: str = ""
     return options
 
 
-def split_commas(argv: Iterable[str], options: Iterable[Option]) -> Iterator[str]:
+def split_commas(argv: Iterable[str], options: Iterable[Option]) -> list[str]:
     """The words of a command line, lists of numbers with a word for each number.
 
     Example:
       >>> options = [Option("--every", tuple[int, ...], False, UNLIMITED)]
-      >>> list(split_commas(["--every", "10,30"], options)), list(split_commas(["--every=10,30"], options))
-      (['--every', '10', '30'], ['--every', '10', '30'])
+      >>> split_commas(["--every", "10,30"], options), split_commas(["--every=10,30", "a,b"], options)
+      (['--every', '10', '30'], ['a,b', '--every', '10', '30'])
     """
     lists = {option.name for option in options if option.hint in (tuple[int, ...], tuple[float, ...])}
+    words: list[str] = []
+    last: list[str] = []  # of --every=10,30, which takes no further words
     inside = False
     for word in argv:
-        name, _, values = word.partition("=")
-        if word.startswith("--"):
-            inside = name.replace("_", "-") in lists
-        if not inside or "," not in word:
-            yield word
-        elif word.startswith("--"):
-            yield from (name, *values.split(","))
+        name, equals, values = word.partition("=")
+        if not word.startswith("--"):
+            words += word.split(",") if inside else [word]
+            continue
+        inside = name.replace("_", "-") in lists and not equals
+        if name.replace("_", "-") in lists and equals:
+            last += [name, *values.split(",")]
         else:
-            yield from word.split(",")
+            words.append(word)
+    return words + last
 
 
 def _without_marks(hint: Any) -> tuple[Any, tuple[Any, ...]]:

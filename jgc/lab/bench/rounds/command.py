@@ -50,8 +50,8 @@ class Rounds:
 
         python -m jgc bench rounds --run-dir runs/rounds --methods qsgd --rates 10mbit --every 30
 
-        | | H | overlap | 10mbit, 0 ms | 10mbit, 100 ms |
-        | rounds: QSGD, 4 bits | 30 | no | 0.913 | 0.880 |
+        | | H | overlap | 10 Mbit/s, 0 ms | 10 Mbit/s, 100 ms |
+        | rounds: QSGD, 4 bits | 30 | no | 0.913 | 0.892 |
     """
 
     run_dir: Path
