@@ -36,7 +36,7 @@ requests one by one: the upload of the last message, and from its arrival until 
 the list. With overlap steps go on meanwhile, and none is shown. Losses are of the shared
 parameters, on 128 windows of the validation text; evaluating takes no time of a run. The optimiser
 is the workload's AdamW with a constant rate after its warm-up. torchft is its `LocalSGD`, which
-averages after a quorum and before a commit. Learned top-k has no row through a bucket: its
+averages after a quorum and before a commit; without a row, no run of it has ended. Learned top-k has no row through a bucket: its
 positions follow from all nodes' messages, so that a node cannot encode by itself, and
 `jgc.rounds.join` refuses it."""
 PAIRS = """Losses in nats when the run with overlap ends, with the outer steps of the table above:
