@@ -39,9 +39,9 @@ is the workload's AdamW with a constant rate after its warm-up. torchft is its `
 averages after a quorum and before a commit; without a row, no run of it has ended. Learned top-k has no row through a bucket: its
 positions follow from all nodes' messages, so that a node cannot encode by itself, and
 `jgc.rounds.join` refuses it."""
-PAIRS = """Losses in nats when the run with overlap ends, with the outer steps of the table above:
-through a bucket, at equal seconds, by utilisation without overlap. Pairs of which the run without
-overlap ended earlier are left out."""
+PAIRS = """This table has the losses in nats of nodes that meet in a bucket, at the second when the run with
+overlap ends, by utilisation without overlap. The outer steps are those of the table of seconds and
+bytes: one with overlap, one without. Pairs whose run without overlap ended earlier are left out."""
 REDUCERS = """Downloads grow with the nodes: each reads K - 1 messages. With a reducer for each
 fragment they would not: node f reads the f-th part of every message (a GET of a range), decodes and
 averages, encodes the mean once more with noise of round and fragment, and creates it under the
