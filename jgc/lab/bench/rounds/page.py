@@ -33,10 +33,12 @@ Utilisation is time in local steps over wall time, a node's mean, without joinin
 round. Bytes and requests are a node's in a round: "up" and "down" count objects (a listing has
 300 bytes an entry), "link" what its interface counts, headers included. "In series":
 requests one by one: the upload of the last message, and from its arrival until a node has
-the list. With overlap steps go on meanwhile, and none is shown. Losses are of the shared
+the list. With overlap steps go on meanwhile, and none is shown; a step takes longer then, because
+the exchange uses the same cores, and utilisation counts that as time in steps. Losses are of the shared
 parameters, on 128 windows of the validation text; evaluating takes no time of a run. The optimiser
 is the workload's AdamW with a constant rate after its warm-up. torchft is its `LocalSGD`, which
-averages after a quorum and before a commit; without a row, no run of it has ended. Learned top-k has no row through a bucket: its
+averages after a quorum and before a commit; without a row, no run of it has ended. An empty
+place was not measured. Learned top-k has no row through a bucket: its
 positions follow from all nodes' messages, so that a node cannot encode by itself, and
 `jgc.rounds.join` refuses it."""
 PAIRS = """This table has the losses in nats of nodes that meet in a bucket, at the second when the run with
