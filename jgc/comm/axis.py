@@ -56,7 +56,7 @@ def node_index(nodes: Nodes) -> Array:
             device, devices = lax.axis_index(nodes.slow), lax.axis_size(nodes.slow)
         if is_emulated(nodes):
             # Inside a nested jit, scan or switch, JAX 0.10 to 0.12 mistakes the vmapped axis for a
-            # mesh axis over which the index varies. The index is a constant.
+            # mesh axis over which the index varies. The type without that axis is right.
             place, on_device = lax.axis_index(EMULATED), lax.axis_size(EMULATED)
             place = equal_on_all(place, (EMULATED,))
     except NameError as error:

@@ -320,14 +320,16 @@ def test_the_best_of_a_search_is_repeated_with_all_seeds():
 
 
 def test_overlap_is_compared_when_its_run_ends():
-    overlapped = {"curve": [[0.0, 0, 4.0], [10.0, 2, 3.0]], "utilisation": 1.0}
+    overlapped = {"curve": [[0.0, 0, 4.0], [10.0, 2, 3.5]], "utilisation": 1.0}
     without = {"curve": [[0.0, 0, 4.0], [20.0, 2, 2.0]], "utilisation": 0.5}
     with_overlap = CELL._replace(overlap=1, outer=Outer(0.7, 0.0, 1 / 3))
     both = {CELL: without, with_overlap: overlapped}
     seeds = {cell._replace(seed=seed): run for cell, run in both.items() for seed in (0, 1)}
-    assert overlap.pairs(seeds) == [overlap.Pair(CELL, 0.5, (3.0, 3.0), 2)]
+    assert overlap.pairs(seeds) == [overlap.Pair(CELL, 0.5, (3.0, 3.5), 2)]
     assert overlap.pairs(both | {CELL: without | {"curve": without["curve"][:1]}}) == []  # it ended earlier
     assert overlap.pairs({with_overlap: overlapped}) == []
+    other = with_overlap._replace(outer=Outer(0.7, 0.0, 1.0))  # a pair for each merge
+    assert [x.seeds for x in overlap.pairs(both | {other: overlapped})] == [1, 1]
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])
@@ -389,7 +391,7 @@ def test_the_page_has_every_part(tmp_path, capsys):
     assert "with overlap (merge 0.33), steps of 0.4 s at least: utilisation 0.980 (1 seed), at least 0.97" in text
     assert "QSGD, 4 bits: none of the rates without overlap, 10 Mbit/s with it; SparseLoCo's" in text
     assert "300 or 400 local steps" in text and not list(tmp_path.glob("rounds-*"))  # one picture for both lengths
-    assert "| rounds: QSGD, 4 bits | 30 | no |" in text and "PyTorch local SGD" in text
+    assert "| rounds: QSGD, 4 bits | 30 | no | 300 |" in text and "PyTorch local SGD" in text
     assert "## Overlap in the runs of the chart" in text and "| QSGD, 4 bits | 30 | 10 Mbit/s, 0 ms | 0.900 |" in text
     assert "## Overlap at equal seconds" in text and "overlap ends above no overlap, by 0.400" in text
     assert "reads at most 1.0333 times" in text and "± nan" not in text

@@ -81,7 +81,7 @@ def pairs(chart: Mapping[Cell, Measured]) -> list[Pair]:
                 end = overlapped["curve"][-1][0]
                 if run["curve"][-1][0] >= 0.98 * end:
                     losses = loss_at(run["curve"], end), overlapped["curve"][-1][2]
-                    found[other._replace(seed=-1)].append((other, run["utilisation"], *losses))
+                    found[other._replace(seed=-1), cell.outer].append((other, run["utilisation"], *losses))
     made = [
         Pair(of[0][0], mean(x[1] for x in of), (mean(x[2] for x in of), mean(x[3] for x in of)), len(of))
         for of in found.values()

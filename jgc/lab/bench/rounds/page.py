@@ -20,6 +20,7 @@ from jgc.lab.bench.rounds.cells import (
 from jgc.lab.bench.rounds.newcomer import NEWCOMERS, SCALING
 from jgc.lab.bench.rounds.tables import Row
 from jgc.lab.shared.page import write_page
+from jgc.lab.shared.rate import bytes_per_second
 
 PAGE, TITLE = "README.md", "Rounds through a bucket on slow links"
 CLAIMS = (("qsgd", "10mbit"), ("sparseloco", "1mbit"))  # with H = 30
@@ -109,7 +110,7 @@ def _settings(setting: tuple, rows: Sequence[Row]) -> str:
     workload, nodes, pace, seconds = setting
     steps = sorted({row.cell.steps for row in rows})
     lasts = f"lasts at least {pace:g} s" if pace else "takes what the machine takes"
-    ends = f", or until the round after {seconds:g} s" if seconds else ""
+    ends = f", or until a round or two after {seconds:g} s" if seconds else ""
     runs = [run for row in rows for run in row.runs]
     versions = ", ".join(sorted({run["version"] for run in runs}))
     data = ", ".join(sorted({run["data"] for run in runs}))
@@ -166,7 +167,8 @@ def _reached(chart: Mapping[Cell, Measured]) -> list[str]:
             of = [row for row in rows if (row.cell.method, row.cell.overlap) == (method, i)]
             enough = [row.cell.rate for row in of if (row.mean("utilisation") or 0.0) >= GOAL]
             if of:
-                ends.append(f"{tables.link(enough[0]) if enough else 'none of the rates'} {how}")
+                slowest = min(enough, key=bytes_per_second) if enough else None
+                ends.append(f"{tables.link(slowest) if slowest else 'none of the rates'} {how}")
         parts.append(f"{MESSAGES[method].name}: {', '.join(ends)}")
     if not parts:
         return []

@@ -83,9 +83,9 @@ def utilisations(rows: Sequence[Row]) -> str:
     lines: dict[tuple[str, ...], dict[tuple[str, float], str]] = {}
     for row in rows:
         cell = row.cell
-        line = name_of(cell), str(cell.every), overlap_of(cell)
+        line = name_of(cell), str(cell.every), overlap_of(cell), str(cell.steps)
         lines.setdefault(line, {})[cell.rate, cell.delay_ms] = row.text("utilisation", 3)
-    head = ["", "H", "overlap", *(link(*place) for place in columns)]
+    head = ["", "H", "overlap", "steps", *(link(*place) for place in columns)]
     return filled_table(
         head, [[*line, *(of.get(x, "") for x in columns)] for line, of in lines.items()]
     )
