@@ -74,10 +74,10 @@ def _without_padding(all_reduce: Callable[[Array], Array], x: Array) -> Array:
 def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
     """Whether a bool[] holds on at least one node, or device of a node if it differs there.
 
-    One all-reduce of an i32; on CPU a byte from each node to each, see `all_gather_at_once`.
+    One all-reduce of an i32; on CPU, if the devices of a node agree, a byte from each node to each.
     """
     x, fast = flag.astype(jnp.int32), fast_axes(flag, nodes) if nodes.fast else ()
-    if not fast and _by_all_to_all(nodes):
+    if _by_all_to_all(nodes) and not fast:
         return jnp.any(all_gather_at_once(flag.astype(jnp.uint8), nodes, field) > 0)
     if fast:
         if is_emulated(nodes):

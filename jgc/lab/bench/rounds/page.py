@@ -43,8 +43,8 @@ place was not measured. Learned top-k has no row through a bucket: its
 positions follow from all nodes' messages, so that a node cannot encode by itself, and
 `jgc.rounds.join` refuses it."""
 PAIRS = """This table has the losses in nats of nodes that meet in a bucket, at the second when the run with
-overlap ends, by utilisation without overlap. The outer steps are those of the table of seconds and
-bytes: one with overlap, one without. Pairs whose run without overlap ended earlier are left out."""
+overlap ends, by utilisation without overlap. The table of seconds and bytes has the outer steps:
+one with overlap, one without. Pairs whose run without overlap ended earlier are left out."""
 REDUCERS = """Downloads grow with the nodes: each reads K - 1 messages. With a reducer for each
 fragment they would not: node f reads the f-th part of every message (a GET of a range), decodes and
 averages, encodes the mean once more with noise of round and fragment, and creates it under the
