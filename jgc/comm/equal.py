@@ -20,5 +20,8 @@ def _type(x: Any, axes: tuple[str, ...]) -> Any:
 
 
 def equal_on_all(x: Array, axes: tuple[str, ...]) -> Array:
-    """x, which the caller knows to be equal on all devices along `axes`, as an invarying value."""
+    """x as a value that does not vary along `axes`.
+
+    The caller knows that it is equal on all devices along them, or that they are vmapped axes.
+    """
     return _equal.bind(x, axes=axes)

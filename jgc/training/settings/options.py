@@ -91,8 +91,9 @@ def split_commas(argv: Iterable[str], options: Iterable[Option]) -> list[str]:
         if not word.startswith("--"):
             words += word.split(",") if inside else [word]
             continue
-        inside = name.replace("_", "-") in lists and not equals
-        if name.replace("_", "-") in lists and equals:
+        is_list = name.replace("_", "-") in lists
+        inside = is_list and not equals
+        if is_list and equals:
             last += [name, *values.split(",")]
         else:
             words.append(word)
