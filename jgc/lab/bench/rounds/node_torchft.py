@@ -53,6 +53,9 @@ class TorchftNode(TorchNode):
                 p.copy_(x)
         self.done += 1
 
+    def leave(self) -> None:
+        self.manager.shutdown()  # its heartbeats would keep the counters of the link moving
+
 
 def connect(options: dict[str, Any]) -> None:
     """One thread, as with PyTorch's rows; torchft makes the connections."""
