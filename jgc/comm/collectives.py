@@ -277,8 +277,7 @@ def from_words(words: Array, like: PyTree) -> PyTree:
 def pack_narrow(x: Array) -> Array:
     """Integers of 8 or 16 bits as i32[m], four or two to a word.
 
-    A sum of such words holds the sums of the integers, if each of these fits its bits: see
-    `unpack_narrow`.
+    A sum of such words holds the sums of the integers, if each of these fits its bits.
     """
     bits = 8 * x.dtype.itemsize
     flat = x.reshape(-1).astype(jnp.int32)
