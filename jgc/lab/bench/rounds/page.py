@@ -38,10 +38,9 @@ the list. With overlap steps go on meanwhile, and none is shown; a step takes lo
 the exchange uses the same cores, and utilisation counts that as time in steps. Losses are of the shared
 parameters, on 128 windows of the validation text; evaluating takes no time of a run. The optimiser
 is the workload's AdamW with a constant rate after its warm-up. torchft is its `LocalSGD`, which
-averages after a quorum and before a commit; without a row, no run of it has ended. An empty
-place was not measured. Learned top-k has no row through a bucket: its
-positions follow from all nodes' messages, so that a node cannot encode by itself, and
-`jgc.rounds.join` refuses it."""
+averages after a quorum and before a commit. An empty place was not measured. Learned top-k has
+no row through a bucket: its positions follow from all nodes' messages, so that a node cannot
+encode by itself, and `jgc.rounds.join` refuses it."""
 PAIRS = """This table has the losses in nats of nodes that meet in a bucket, at the second when the run with
 overlap ends, by utilisation without overlap. The table of seconds and bytes has the outer steps:
 one with overlap, one without. Pairs whose run without overlap ended earlier are left out."""
