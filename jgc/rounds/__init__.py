@@ -16,7 +16,8 @@ the rules, and `closing`, `replay` and `opening` their parts, as generators of `
 from jgc.rounds.arithmetic import AdamW, Sgd
 from jgc.rounds.bucket import BucketError, NoBucket, open_bucket
 from jgc.rounds.context import RoundsError, Rules, Timeout, Twin
-from jgc.rounds.loop import Rounds, check, join
+from jgc.rounds.joining import check, join
+from jgc.rounds.loop import Rounds
 from jgc.rounds.outcome import Outcome
 
 __all__ = [

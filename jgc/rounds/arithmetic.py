@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 LARGEST = np.float32(1e15)  # a message with a larger value is not counted
+OVERLAPPED_MOMENTUM = 0.3  # of `Sgd` with overlap, the best of docs/results/rounds
 Vector = np.ndarray  # f32[n]
 Arrays = dict[str, np.ndarray]
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jgc.checks.misuse import check_arrays, check_compressor, is_key, leaves_by_path
 from jgc.method.encode import decode, encode
@@ -58,7 +59,8 @@ class Leaves:
             if np.shape(x) != shape:
                 name = list(leaves_by_path(tree))[i]
                 raise ValueError(f"the parameter {name!r} had the shape {shape}, now {np.shape(x)}")
-        floats = jax.device_get([x for x, f in zip(flat, self.floats, strict=True) if f])
+        pairs = zip(flat, self.floats, strict=True)
+        floats = jax.device_get([_on_this_host(x) for x, f in pairs if f])
         return np.concatenate([np.asarray(x, np.float32).reshape(-1) for x in floats])
 
     def tree(self, vector: Vector, like: PyTree) -> PyTree:
@@ -223,8 +225,16 @@ class Part:
         return decode(self.compressor, phase, [words], self.like)
 
 
+def _on_this_host(x: Any) -> Any:
+    """An array that this process has whole; all processes of a slice call it together."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        return multihost_utils.process_allgather(x, tiled=True)
+    return x
+
+
 def _placed(x: np.ndarray, old: Any) -> Any:
     """An array placed like an older one: divided over devices, or on JAX's default device."""
     sharding = getattr(old, "sharding", None)
-    divided = sharding is not None and len(sharding.device_set) > 1
-    return jax.device_put(x, sharding) if divided else jnp.asarray(x)
+    if sharding is None or len(sharding.device_set) == 1:
+        return jnp.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])

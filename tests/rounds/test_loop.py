@@ -73,6 +73,18 @@ def test_overlap_exchanges_while_steps_run(merge, tmp_path):
     assert a.number == b.number == 4
 
 
+@pytest.mark.parametrize("overlap, momentum, more", [
+    (0, 0.9, {}), (1, 0.3, {}), (1, 0.6, {"outer": rounds.Sgd(0.7, 0.6), "merge": 1.0}),
+])  # fmt: skip
+def test_overlap_has_other_defaults(overlap, momentum, more, tmp_path):
+    settings = {"outer": None, "overlap": overlap, "quorum": 1} | more
+    with _join(tmp_path, "a", **settings) as run:
+        assert run.member.context.outer == rounds.Sgd(0.7, momentum)
+        assert not overlap or run.merge == more.get("merge", 0.5)
+        check = {"node": "b", "params": PARAMS, "compressor": METHODS["topk"](), **settings}
+        assert rounds.check(tmp_path / "bucket", **check) == run.run
+
+
 def test_eager_overlap_is_that_of_the_paper(tmp_path):
     """The outer gradient of a node: its share of this round, and the other's of the round before."""
     count, rate, m = 5, np.float32(0.7), np.float32(0.5)

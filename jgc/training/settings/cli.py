@@ -123,8 +123,10 @@ def parse(argv: Sequence[str], program: str = PROGRAM) -> Config:
     of_file = config.layers.dense
     if workload is not None:
         config = dataclasses.replace(config, workload=workload)
-    if bucket is not None:
-        config = dataclasses.replace(config, rounds=dataclasses.replace(config.rounds, bucket=bucket))
+    rounds: dict[str, Any] = {} if bucket is None else {"bucket": bucket}
+    rounds |= {"overlap": True} if "--rounds.overlap" in rest else {}
+    rounds |= {"outer": "adamw"} if _take(rest, "--rounds.outer")[0] == "adamw" else {}
+    config = dataclasses.replace(config, rounds=dataclasses.replace(config.rounds, **rounds))
     several = any(word.startswith(("--distributed.coordinator", "--distributed.auto")) for word in rest)
     with values_of_the_user():
         config = resolve(config, several)

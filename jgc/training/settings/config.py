@@ -17,6 +17,7 @@ import numpy as np
 import tyro
 
 from jgc import compress
+from jgc.rounds.arithmetic import OVERLAPPED_MOMENTUM
 from jgc.training.errors import UserError
 from jgc.training.settings.local_config import LocalConfig, check_local
 from jgc.training.settings.rounds_config import RoundsConfig, check_rounds
@@ -226,12 +227,16 @@ def resolve(config: Config, several: bool = False) -> Config:
     if config.rounds.bucket:  # this process is one node
         of_one = {"nodes": 1, "batch_size": max(1, workload.batch_size // workload.nodes)}
         changes |= {name: value for name, value in of_one.items() if name in changes}
+    local = config.local
+    if config.rounds.overlap and config.rounds.outer == "sgd" and local.outer_momentum == LocalConfig.outer_momentum:
+        local = dataclasses.replace(local, outer_momentum=OVERLAPPED_MOMENTUM)
     several = several or bool(config.distributed.coordinator) or config.distributed.auto
     if several and "diagnose_every" in changes:
         changes["diagnose_every"] = 0  # whole gradients on a slow link
     data, model = config.data, config.model
     return dataclasses.replace(
-        config, **changes, layers=layers_of(config, workload), compressor=_with_workload(config.compressor, workload),
+        config, **changes, local=local, layers=layers_of(config, workload),
+        compressor=_with_workload(config.compressor, workload),
         data=dataclasses.replace(data, name=data.name or workload.dataset, window=data.window or workload.window),
         model=dataclasses.replace(model, name=model.name or workload.model, norm=model.norm or workload.norm,
                                   classes=model.classes or workload.classes),

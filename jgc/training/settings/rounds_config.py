@@ -41,10 +41,11 @@ class RoundsConfig:
     seconds: float = 0.0
     """as many local steps a round as fit into these seconds, at least one; 0: --local.every. Nodes may differ"""
     overlap: bool = False
-    """exchange while the next round's local steps run; costs loss, see docs/rounds.md"""
+    """exchange while the next round's local steps run; costs loss, see docs/rounds.md. --local.outer-momentum of sgd is
+    then 0.3 if not given"""
     merge: float | Literal["eager"] | None = None
-    """with overlap, the fraction of its movement in a round that a node keeps until the mean arrives, in [0, 1]; or
-    eager: its share of the mean goes through the outer step immediately, and is corrected when the mean arrives"""
+    """with overlap, the fraction of its movement in a round that a node keeps until the mean arrives, in [0, 1], 0.5 if
+    not given; or eager: its share of the mean goes through the outer step immediately, and is corrected later"""
     outer: Literal["sgd", "adamw"] = "sgd"
     """outer optimiser. Its rate is --local.outer-learning-rate, its (Nesterov) momentum or beta1
     --local.outer-momentum"""
