@@ -11,10 +11,12 @@ constants are computed from Python's floats by + - * /, not by `pow`.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from jgc.checks.argument_types import fits
 
 LARGEST = np.float32(1e15)  # a message with a larger value is not counted
 OVERLAPPED_MOMENTUM = 0.3  # of `Sgd` with overlap, the best of docs/results/rounds
@@ -111,8 +113,8 @@ class Sgd:
     nesterov: bool = True
 
     def __post_init__(self) -> None:
-        _check("rate", self.rate, 0 < self.rate < float("inf"), "finite and positive")
-        _check("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        _check("rate", self.rate, lambda x: 0 < x < float("inf"), "finite and positive")
+        _check("momentum", self.momentum, lambda x: 0 <= x < 1, "in [0, 1)")
 
     def init(self, n: int) -> Arrays:
         return {"momentum": np.zeros(n, np.float32)} if self.momentum else {}
@@ -137,12 +139,11 @@ class AdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("rate", self.rate, 0 < self.rate < float("inf"), "finite and positive")
-        _check("b1", self.b1, 0 <= self.b1 < 1, "in [0, 1)")
-        _check("b2", self.b2, 0 <= self.b2 < 1, "in [0, 1)")
-        _check("eps", self.eps, 0 < self.eps < float("inf"), "finite and positive")
-        decay = self.weight_decay
-        _check("weight_decay", decay, 0 <= decay < float("inf"), "at least 0")
+        _check("rate", self.rate, lambda x: 0 < x < float("inf"), "finite and positive")
+        _check("b1", self.b1, lambda x: 0 <= x < 1, "in [0, 1)")
+        _check("b2", self.b2, lambda x: 0 <= x < 1, "in [0, 1)")
+        _check("eps", self.eps, lambda x: 0 < x < float("inf"), "finite and positive")
+        _check("weight_decay", self.weight_decay, lambda x: 0 <= x < float("inf"), "at least 0")
 
     def init(self, n: int) -> Arrays:
         zeros = np.zeros(n, np.float32)
@@ -183,6 +184,6 @@ def settings_of(outer: Any) -> dict[str, Any]:
     return {"outer": type(outer).__name__, **dataclasses.asdict(outer)}
 
 
-def _check(name: str, value: float, fits: bool, wanted: str) -> None:
-    if not fits:
-        raise ValueError(f"{name} must be {wanted}, got {value}")
+def _check(name: str, value: float, is_right: Callable[[float], bool], wanted: str) -> None:
+    if not (fits(float, value) and is_right(value)):
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")

@@ -7,7 +7,7 @@ import numpy as np
 
 from jgc.rounds.arithmetic import usable
 from jgc.rounds.bucket import BucketError
-from jgc.rounds.context import Context, Forgotten, Pauses
+from jgc.rounds.context import Context, Pauses
 from jgc.rounds.lists import OUTLIER, RoundList, make_list, pack_list
 from jgc.rounds.messages import BadObject, Message, check_header, opened, read_message
 from jgc.rounds.names import (
@@ -22,7 +22,7 @@ from jgc.rounds.names import (
     node_name,
     nodes_with,
 )
-from jgc.rounds.replay import list_of
+from jgc.rounds.replay import check_last, list_of
 from jgc.rounds.requests import Create, Get, List, Requests
 
 
@@ -100,7 +100,7 @@ class Arrivals:
     def add(self, node: str, attempt: int, data: bytes | None) -> None:
         """Check and decode the object under a name of a node's message."""
         context, number = self.context, self.number
-        if data is None or node in self.came:
+        if data is None or node in self.came or (node, attempt) in self.rubbish:
             return  # a bucket that lists more than it has: read again at the next look
         shapes = context.coder.shapes(number)
         try:
@@ -228,9 +228,9 @@ def _look(arrivals: Arrivals, only_list: bool) -> Requests[RoundList | None]:
     if any(later > number and CLOSE in names for later, names in rounds.items()):
         # the listing may have begun before the list was made
         closed = yield from list_of(context, number)
-        if closed is None:
-            raise Forgotten(f"round {number} has no list, and later rounds exist")
-        return closed
+        if closed is not None:
+            return closed
+        yield from check_last(context, number, rounds)
     yield from arrivals.fetch(here)
     return None
 

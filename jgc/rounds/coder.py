@@ -63,6 +63,14 @@ class Leaves:
         floats = jax.device_get([_on_this_host(x) for x, f in pairs if f])
         return np.concatenate([np.asarray(x, np.float32).reshape(-1) for x in floats])
 
+    def rounded(self, vector: Vector) -> Vector:
+        """f32[n] as the parameters can hold it: in bfloat16 they have fewer bits."""
+        parts = np.split(vector.copy(), np.cumsum(self.sizes)[:-1])
+        for part, dtype, is_float in zip(parts, self.dtypes, self.floats, strict=True):
+            if is_float and dtype != np.float32:
+                part[...] = part.astype(dtype)
+        return np.concatenate(parts)
+
     def tree(self, vector: Vector, like: PyTree) -> PyTree:
         """The inverse, in the parameters' dtypes; leaves without floats come from `like`."""
         flat, parts = jax.tree.leaves(like), np.split(vector, np.cumsum(self.sizes)[:-1])

@@ -152,7 +152,7 @@ class Pauses:
         if isinstance(error, NoBucket) and not self.context.joined:
             raise error
         self.seconds = max(self.seconds, self.context.rules.poll[1])
-        text = re.sub(r"[0-9.]+", "", str(error))  # obstore's errors have the seconds that passed
+        text = re.sub(r"[0-9.]+[mµn]?s?", "", str(error))  # obstore's have the seconds that passed
         if text != self.error:
             self.error = text
             self.context.say(f"{self.context.node}: {error}; trying again")

@@ -43,14 +43,18 @@ def _prepared(
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
     coder = CompressorCoder(compressor, params, seed)
     alike = {**coder.settings, **settings_of(outer), "quorum": chosen.quorum}
-    alike |= _plain(settings or {}, alike)
+    alike |= _plain({} if settings is None else settings, alike)
     store = open_bucket(bucket) if isinstance(bucket, str | os.PathLike) else bucket
+    if not hasattr(store, "create"):
+        raise TypeError(f"bucket must be a URL, a folder or an open bucket, got {bucket!r}")
     context = Context(node, coder, outer, chosen, secret_of_environment(), seed, say=log.warning)
     return store, context, coder, alike
 
 
 def _plain(settings: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
     """A user's settings, which must survive JSON and may not replace jgc's."""
+    if not isinstance(settings, Mapping):
+        raise TypeError(f'settings must be a dict such as {{"every": 30}}, got {settings!r}')
     plain = {}
     for name, value in settings.items():
         value = value.item() if isinstance(value, np.generic) else value
@@ -71,7 +75,7 @@ def _with_defaults(
     overlap: int, merge: float | str | None, outer: Outer | None
 ) -> tuple[float | str, Outer]:
     """merge and outer optimiser; with overlap the best of those searched: docs/rounds.md."""
-    if overlap not in (0, 1):
+    if not (isinstance(overlap, int) and overlap in (0, 1)):
         raise ValueError(f"overlap must be 0 or 1 round, got {overlap!r}")
     if merge is not None and not overlap:
         raise ValueError(f"merge={merge} does nothing without overlap=1")
@@ -147,6 +151,9 @@ def join(
       ValueError: a setting out of range, or a method that communicates while it encodes.
     """
     merge, outer = _with_defaults(overlap, merge, outer)
+
+    if not (folder is None or isinstance(folder, str | os.PathLike)):
+        raise TypeError(f"folder must be the path of a folder, or None, got {folder!r}")
 
     def joined(params: PyTree) -> Rounds:
         store, context, coder, alike = _prepared(

@@ -89,8 +89,8 @@ def read_list(data: bytes, run: str, number: int, secret: bytes | None) -> Round
     """The list of a round."""
     header: dict[str, Any] = opened(data, secret)[0]
     check_header(header, "list", run)
-    if header["round"] != number:
-        raise BadObject(f"the list of round {header['round']}")
+    if header.get("round") != number:
+        raise BadObject(f"the list of round {header.get('round')}")
     try:
         members = tuple(Entry(**entry) for entry in header["members"])
         fields = {name: header[name] for name in RoundList._fields}

@@ -49,7 +49,8 @@ class Rounds:
         self._flying: Future[Outcome] | None = None
         steps = member.join(theta, settings)
         self.last: Outcome | None = perform(steps, bucket, pause)
-        self._start = member.shared.theta  # where the local steps of this round began
+        # where the local steps of this round began
+        self._start = self.leaves.rounded(member.shared.theta)
         self.coming = member.shared.number
 
     @property
@@ -100,12 +101,14 @@ class Rounds:
         self._like = params
         if not self.overlap:
             self.last = self._exchanged(moved, int(tokens))
-            self._start, self.coming = self.member.shared.theta, self.member.shared.number
+            self._start = self.leaves.rounded(self.member.shared.theta)
+            self.coming = self.member.shared.number
             return self.params, self.last
         outcome = self._landed()
         theta, self.coming = self.member.shared.theta, self.member.shared.number + 1
         self._flying = self._exchanges.submit(self._exchanged, moved, int(tokens))
-        self._start = self._ahead(theta, moved) if np.isfinite(moved).all() else theta
+        start = self._ahead(theta, moved) if np.isfinite(moved).all() else theta
+        self._start = self.leaves.rounded(start)
         return self.leaves.tree(self._start, self._like), outcome
 
     def _ahead(self, theta: np.ndarray, moved: np.ndarray) -> np.ndarray:

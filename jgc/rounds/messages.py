@@ -89,8 +89,10 @@ def opened(data: bytes, secret: bytes | None) -> tuple[Header, Arrays]:
         raise BadObject(f"{other}: {len(data)} bytes with a wrong checksum")
     try:
         text = json.loads(body[_START.size : _START.size + length])
+        if not isinstance(text["header"], dict):
+            raise TypeError("it is no JSON object")
         return text["header"], _arrays(body, _START.size + length, text["arrays"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadObject(f"a header that cannot be read ({type(error).__name__}: {error})") from None
 
 
@@ -163,6 +165,8 @@ def _arrays(body: bytes, at: int, described: Mapping[str, Any]) -> Arrays:
         if dtype not in _DTYPES or not all(isinstance(n, int) and n >= 0 for n in shape):
             raise ValueError(f"array {name} of {dtype} {shape}")
         count, little = math.prod(shape), np.dtype(dtype).newbyteorder("<")
+        if count > len(body):
+            raise ValueError(f"array {name} of {count} values in {len(body)} bytes")
         arrays[name] = np.frombuffer(body, little, count, at).reshape(shape)
         at += arrays[name].nbytes
     if at != len(body):

@@ -18,6 +18,27 @@ _MESSAGE = re.compile(rf"({_NODE.pattern})(?:\.([1-9]))?\.msg")
 ATTEMPTS = 10  # names that a node tries for its message
 
 
+def number_of(text: str) -> int | None:
+    """The number of a round or checkpoint in an object's name; None for foreign names.
+
+    Example:
+      >>> number_of("00000020"), number_of("notes"), number_of("\u00b2")
+      (20, None, None)
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def checkpoints_in(names: Iterable[str]) -> list[int]:
+    """The numbers of the checkpoints among the names of their folder, in order.
+
+    Example:
+      >>> checkpoints_in(["checkpoint/00000020", "checkpoint/00000000", "checkpoint/notes"])
+      [0, 20]
+    """
+    numbers = (number_of(name.rpartition("/")[2]) for name in names)
+    return sorted(number for number in numbers if number is not None)
+
+
 def check_node(node: str) -> None:
     """Raise ValueError for a node's name that cannot be a part of an object's name."""
     if not isinstance(node, str) or not _NODE.fullmatch(node):
@@ -77,8 +98,8 @@ def by_round(names: dict[str, int]) -> dict[int, dict[str, int]]:
     rounds: dict[int, dict[str, int]] = {}
     for name, size in names.items():
         parts = name.split("/")
-        if len(parts) == 3 and parts[1].isdigit():
-            rounds.setdefault(int(parts[1]), {})[parts[2]] = size
+        if len(parts) == 3 and (number := number_of(parts[1])) is not None:
+            rounds.setdefault(number, {})[parts[2]] = size
     return rounds
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from jgc.rounds.arithmetic import Vector, shared_state
 from jgc.rounds.context import Context, RoundsError, persistently
 from jgc.rounds.messages import BadObject, opened, sealed
-from jgc.rounds.names import CHECKPOINTS, ROUNDS, RUN, checkpoint_name
+from jgc.rounds.names import CHECKPOINTS, ROUNDS, RUN, by_round, checkpoint_name, checkpoints_in
 from jgc.rounds.replay import pack_checkpoint
 from jgc.rounds.requests import Create, Get, List, Requests
 
@@ -40,10 +40,11 @@ def opened_run(context: Context, theta: Vector, settings: Mapping[str, Any]) -> 
     if token is None:
         raise RoundsError(f"the bucket forgets: {RUN} was written and cannot be read")
     # also if a different node made run.json, and was killed in between
-    if not (yield from persistently(context, List(CHECKPOINTS))):
+    if not checkpoints_in((yield from persistently(context, List(CHECKPOINTS)))):
         # in this order: a node that announces itself in a round has seen a checkpoint
         begun = yield from persistently(context, List(ROUNDS))
-        if begun and not (yield from persistently(context, List(CHECKPOINTS))):
+        there = yield from persistently(context, List(CHECKPOINTS))
+        if by_round(begun) and not checkpoints_in(there):
             raise RoundsError("the bucket forgets: it has rounds, and no checkpoint")
         first = shared_state(0, theta, context.outer.init(theta.size))
         data = pack_checkpoint(token, first, context.secret)

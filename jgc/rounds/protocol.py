@@ -81,8 +81,15 @@ class Member:
                 flying = self._stored(flying.with_further(difference))
                 difference = np.zeros_like(difference)
             yield from self._finish(flying)
-        outcome = yield from self._finish(self._begin(difference, tokens))
-        assert outcome is not None
+        pending = self._begin(difference, tokens)
+        if pending.data is None:  # the others need not wait
+            yield from self._announce("left")
+        outcome = yield from self._finish(pending, unless_left=pending.data is None)
+        if outcome is None:
+            raise RoundsError(
+                f"round {pending.round}: the parameters of {self.context.node} are not finite, and "
+                "no other node takes part that could close the round: lower the learning rate"
+            )
         if outcome.reason == LATE:
             again = self._begin(np.zeros_like(difference), tokens)
             outcome = (yield from self._finish(again, unless_left=True)) or outcome

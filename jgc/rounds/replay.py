@@ -17,8 +17,10 @@ from jgc.rounds.names import (
     before_round,
     by_round,
     checkpoint_name,
+    checkpoints_in,
     close_name,
     message_name,
+    number_of,
 )
 from jgc.rounds.requests import Create, Delete, Get, List, Requests
 
@@ -42,10 +44,13 @@ def read_checkpoint(data: bytes, run: str, secret: bytes | None) -> Shared:
     """The shared state of a checkpoint."""
     header, arrays = opened(data, secret)
     check_header(header, "checkpoint", run)
-    theta = np.array(arrays.pop("theta"))  # a copy: the bytes are freed
-    outer = {name.removeprefix("outer/"): np.array(x) for name, x in arrays.items()}
-    shared = shared_state(header["round"], theta, outer)
-    if shared.digest != header["digest"]:
+    try:
+        theta = np.array(arrays.pop("theta"))  # a copy: the bytes are freed
+        outer = {name.removeprefix("outer/"): np.array(x) for name, x in arrays.items()}
+        shared = shared_state(header["round"], theta, outer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadObject(f"a checkpoint that cannot be read ({error})") from None
+    if shared.digest != header.get("digest"):
         raise BadObject("its arrays do not have the digest of its header")
     return shared
 
@@ -54,9 +59,7 @@ def newest_checkpoint(context: Context, least: int = 0) -> Requests[Shared | Non
     """The newest readable checkpoint after at least `least` rounds; else None."""
     for _ in range(TRIES):
         names = yield from persistently(context, List(CHECKPOINTS))
-        endings = (name.rpartition("/")[2] for name in names)
-        numbers = sorted((int(x) for x in endings if x.isdigit()), reverse=True)
-        for number in (x for x in numbers if x >= least):
+        for number in reversed([x for x in checkpoints_in(names) if x >= least]):
             (data,) = yield from persistently(context, Get((checkpoint_name(number),)))
             if data is None:
                 break  # deleted since it was listed: a newer one exists
@@ -84,7 +87,7 @@ def write_checkpoint(context: Context, shared: Shared) -> Requests[None]:
         # not from the first round on: that listing would grow with the run
         rounds = yield List(ROUNDS, before_round(max(0, limit - 4 * retained)))
         names = [x for x in (*checkpoints, *rounds) if not x.endswith(f"/{CLOSE}")]
-        old = [x for x in names if x.split("/")[1].isdigit() and int(x.split("/")[1]) < limit]
+        old = [x for x in names if (i := number_of(x.split("/")[1])) is not None and i < limit]
         if old:
             yield Delete(tuple(old))
     except BucketError as error:
@@ -100,6 +103,19 @@ def list_of(context: Context, number: int) -> Requests[RoundList | None]:
         return read_list(data, context.run, number, context.secret)
     except BadObject as error:
         raise RoundsError(f"{close_name(number)} is no list of this run: {error}") from None
+
+
+def check_last(
+    context: Context, number: int, rounds: Mapping[int, Mapping[str, int]]
+) -> Requests[None]:
+    """Raise Forgotten if a later round than `number` has a list; others may write anything there."""
+    for later in sorted(r for r, inside in rounds.items() if r > number and CLOSE in inside):
+        (data,) = yield from persistently(context, Get((close_name(later),)))
+        try:
+            read_list(data or b"", context.run, later, context.secret)
+        except BadObject:
+            continue
+        raise Forgotten(f"round {number} has no list, and later rounds exist")
 
 
 def advanced(
@@ -170,7 +186,8 @@ def lists_from(context: Context, number: int) -> Requests[list[RoundList]]:
     while number <= last:
         closed = yield from list_of(context, number)
         if closed is None:
-            raise Forgotten(f"round {number} has no list, and later rounds exist")
+            yield from check_last(context, number, rounds)
+            break
         lists.append(closed)
         number += 1
     return lists

@@ -71,6 +71,8 @@ NAN = float("nan")
     ({"settings": {"every": NAN}}, "settings\\['every'\\] must be a finite number"),
     ({"settings": {"every": jnp.ones(2)}}, "settings\\['every'\\] must be"),
     ({"settings": {"every": [1]}}, "settings\\['every'\\] must be"),
+    ({"settings": [1]}, "settings must be a dict"),
+    ({"overlap": jnp.ones(2)}, "overlap must be 0 or 1 round"),
     ({"settings": {"quorum": 9}}, "settings may not have 'quorum'"),
     ({"outer": rounds.Sgd}, "outer must be jgc.rounds.Sgd or AdamW.*got Sgd"),
     ({"outer": "sgd"}, "outer must be jgc.rounds.Sgd or AdamW.*got str"),
@@ -84,6 +86,17 @@ def test_arguments_that_no_run_can_use_are_one_line(changes, text, tmp_path):
             refused(tmp_path / "bucket", **_arguments(**changes))
         assert "\n" not in str(error.value)
     assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("make, text", [
+    (lambda: rounds.Sgd("x"), "rate must be finite and positive, got 'x'"),
+    (lambda: rounds.AdamW(0.1, b1=None), "b1 must be in .*got None"),
+    (lambda: rounds.join(None, **_arguments()), "bucket must be a URL, a folder or an open bucket, got None"),
+    (lambda: rounds.join("memory:///", **_arguments(folder=3)), "folder must be the path of a folder, or None, got 3"),
+])  # fmt: skip
+def test_values_of_a_wrong_type_are_one_line(make, text):
+    with pytest.raises((ValueError, TypeError), match=text):
+        make()
 
 
 def test_a_run_does_not_begin_with_nan(tmp_path):

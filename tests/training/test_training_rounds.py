@@ -129,6 +129,17 @@ def test_no_bucket_and_no_credentials_are_one_line(tmp_path, bucket, named, monk
     assert "\n" not in str(error.value) and not (tmp_path / "a" / "config.json").exists()
 
 
+@pytest.mark.parametrize("outer, rate", [("sgd", 0.7), ("adamw", 0.001)])
+def test_settings_of_a_run_do_not_meet_those_that_rounds_compare(tmp_path, outer, rate):
+    """What nodes of train.py compare, before the first of them joins."""
+    local = LocalConfig(every=2, outer_learning_rate=rate)
+    setup = building.build(config_of(tmp_path, more={"outer": outer}, local=local))
+    rounds_setup.check(setup, tmp_path / "a")
+    names = rounds_setup.alike(setup)
+    assert {"--seed", "--momentum", "--weight-decay", "--learning-rate", "--local.every"} <= names.keys()
+    assert "--batch-size" not in names and "--steps" not in names
+
+
 def test_nodes_have_other_batches_and_each_the_same_again(tmp_path):
     def batches(node, seed=0):
         setup = building.build(config_of(tmp_path, node, seed=seed))
@@ -148,7 +159,7 @@ def test_all_settings_that_must_be_alike_are_compared(tmp_path):
     own = {"batch_size": 4, "steps": 20, "evaluate_every": 7, "node": "b", "more": {"seconds": 3.0, "grace": 1.0}}
     assert settings(**own) == settings()
     assert settings(learning_rate=0.1) != settings() and settings(every=3) != settings()
-    assert settings(method=Dense()) != settings() and settings()["data"] and settings()["local.every"] == 2
+    assert settings(method=Dense()) != settings() and settings()["data"] and settings()["--local.every"] == 2
 
 
 def _setup(config):
@@ -209,9 +220,9 @@ def test_a_run_of_one_node_is_resumed_by_the_same_line(tmp_path, capsys):
 
     with pytest.raises(UserError, match=r"was made with a different config: learning_rate was 0.01, is 0.02"):
         loop.run(dataclasses.replace(config, learning_rate=0.02))
-    with pytest.raises(UserError, match=r"the bucket has a run with other settings: learning_rate=0.01, here 0.02"):
+    with pytest.raises(UserError, match=r"the bucket has a run with other settings: --learning-rate=0.01, here 0.02"):
         loop.run(config_of(tmp_path, "b", learning_rate=0.02))
-    with pytest.raises(UserError, match=r"other settings: local.every=2, here 4"):
+    with pytest.raises(UserError, match=r"other settings: --local.every=2, here 4"):
         loop.run(config_of(tmp_path, "b", every=4))
     with pytest.raises(UserError, match=r"a different config: rounds.bucket was"):
         loop.run(config_of(tmp_path, more={"bucket": str(tmp_path / "other")}))

@@ -18,7 +18,9 @@ from jgc.rounds.names import (
     close_name,
     message_name,
     messages_in,
+    number_of,
 )
+from jgc.rounds.replay import read_checkpoint
 from jgc.training.errors import FAILED, UserError
 from jgc.training.output.table import size
 
@@ -102,27 +104,36 @@ class Clean:
         if self.retained < 0:
             raise UserError(f"--keep must be at least 0 rounds, got {self.retained}")
         with opened_bucket(self.bucket) as bucket:
-            names = old_names(bucket, read_history(bucket, secret_of_environment(), 1), self.retained)
+            secret = secret_of_environment()
+            names = old_names(bucket, secret, read_history(bucket, secret, 1), self.retained)
             bucket.delete(names)
         checkpoints = sum(name.startswith(f"{CHECKPOINTS}/") for name in names)
         total = size(sum(names.values()))
         print(f"deleted {len(names) - checkpoints} messages and notices and {checkpoints} checkpoints, {total}")
 
 
-def old_names(bucket: Bucket, history: History, retained: int) -> dict[str, int]:
-    """Names and sizes of the objects that no node needs any more: never a list, never the newest checkpoint.
+def old_names(bucket: Bucket, secret: bytes | None, history: History, retained: int) -> dict[str, int]:
+    """Names and sizes of the objects that no node needs any more: never a list, never the newest good checkpoint.
 
     Raises:
-      UserError: there is no checkpoint, so every message is needed.
+      UserError: no checkpoint can be read, so every message is needed.
     """
-    if not history.checkpoints:
-        raise UserError("the bucket forgets: it has run.json, and no checkpoint; nothing was deleted", FAILED)
-    limit = min(history.checkpoints[-1], history.number - retained)
+    newest = next((x for x in reversed(history.checkpoints) if _is_good(bucket, secret, history, x)), None)
+    if newest is None:
+        raise UserError("the bucket forgets: it has no checkpoint that can be read; nothing was deleted", FAILED)
+    limit = min(newest, history.number - retained)
     objects = {**bucket.list(CHECKPOINTS), **bucket.list(ROUNDS)}
-    newest = checkpoint_name(history.checkpoints[-1])
 
     def is_old(name: str) -> bool:
-        number = name.split("/")[1]
-        return number.isdigit() and int(number) < limit and not name.endswith(f"/{CLOSE}") and name != newest
+        number = number_of(name.split("/")[1])
+        return number is not None and number < limit and not name.endswith(f"/{CLOSE}")
 
     return {name: length for name, length in objects.items() if is_old(name)}
+
+
+def _is_good(bucket: Bucket, secret: bytes | None, history: History, number: int) -> bool:
+    try:
+        read_checkpoint(bucket.get([checkpoint_name(number)])[0] or b"", history.run.token, secret)
+    except BadObject:
+        return False
+    return number <= history.number

@@ -17,6 +17,7 @@ from jgc.rounds.names import (
     RUN,
     before_round,
     by_round,
+    checkpoints_in,
     close_name,
     message_name,
     messages_in,
@@ -51,6 +52,7 @@ class History(NamedTuple):
       lists: of the newest closed rounds, in order.
       objects: names and sizes in the folders of these rounds and of the open one, by round.
       checkpoints: rounds that a checkpoint comes after, in order.
+      lost: rounds among the newest without a list, although later ones have theirs.
     """
 
     run: Run
@@ -58,6 +60,7 @@ class History(NamedTuple):
     lists: tuple[RoundList, ...]
     objects: Mapping[int, Mapping[str, int]]
     checkpoints: tuple[int, ...]
+    lost: tuple[int, ...] = ()
 
     @property
     def senders(self) -> list[str]:
@@ -101,11 +104,12 @@ def read_history(bucket: Bucket, secret: bytes | None, last: int) -> History:
       BucketError: the bucket does not answer.
     """
     run = read_run(bucket, secret)
-    names = (name.rpartition("/")[2] for name in bucket.list(CHECKPOINTS))
-    checkpoints = sorted(int(name) for name in names if name.isdigit())
-    newest = checkpoints[-1] if checkpoints else 0  # all rounds before it are closed
-    objects = by_round(bucket.list(ROUNDS, before_round(max(0, newest - last))))
-    closed = sorted(number for number, inside in objects.items() if CLOSE in inside)
+    checkpoints = checkpoints_in(bucket.list(CHECKPOINTS))
+    for newest in reversed([0, *checkpoints]):  # all rounds before it are closed, unless it is foreign
+        objects = by_round(bucket.list(ROUNDS, before_round(max(0, newest - last))))
+        closed = sorted(number for number, inside in objects.items() if CLOSE in inside)
+        if closed:
+            break
     number = closed[-1] + 1 if closed else newest
     wanted = [i for i in closed if i >= number - last]
     try:
@@ -114,7 +118,8 @@ def read_history(bucket: Bucket, secret: bytes | None, last: int) -> History:
     except BadObject as error:
         raise RoundsError(f"a list of the run cannot be read: {error}") from None
     inside = {i: x for i, x in objects.items() if i >= number - last}
-    return History(run, number, lists, inside, tuple(checkpoints))
+    lost = sorted({*range(min(wanted, default=0), number)} - {*wanted})
+    return History(run, number, lists, inside, tuple(checkpoints), tuple(lost))
 
 
 def tokens_sent(bucket: Bucket, secret: bytes | None, history: History) -> tuple[int, int]:

@@ -31,7 +31,7 @@ class Show:
         | ---: | --- | --- | ---: | ---: | --- | --- |
         | 41 | a b | | 15,360 | 5.0 | a, by the grace | 5dbb0bf4 |
 
-    Exit code 1 if nodes disagreed on the parameters in one of these rounds.
+    Exit code 1 if nodes disagreed on the parameters in one of these rounds, or its list is gone.
     """
 
     bucket: Annotated[str, tyro.conf.Positional]
@@ -54,6 +54,9 @@ class Show:
             if self.verify:
                 found["checkpoint"] = verified(bucket, secret, history)
         print(json.dumps(found, indent=2) if self.json else "\n".join(text(found)))
+        if history.lost:
+            numbers = " ".join(map(str, history.lost))
+            raise UserError(f"the bucket forgets: rounds without a list, and later ones have theirs: {numbers}", FAILED)
         if found["dissent"] or found.get("checkpoint", {}).get("agrees") is False:
             raise UserError("nodes disagreed on the shared parameters: see the rounds with dissent above", FAILED)
 

@@ -96,8 +96,9 @@ def arguments_of(setup: Setup, params: PyTree) -> dict[str, Any]:
 
 
 def alike(setup: Setup) -> dict[str, Any]:
-    """The settings that all nodes must share, by the names of train.py's options."""
-    return {"data": setup.source.facts, **_flat(as_json(setup.parts.config), "")}
+    """The settings that all nodes must share, by train.py's options; `jgc.rounds` compares others by other names."""
+    options = _flat(as_json(setup.parts.config), "")
+    return {"data": setup.source.facts, **{f"--{name.replace('_', '-')}": x for name, x in options.items()}}
 
 
 def _flat(settings: dict[str, Any], prefix: str) -> dict[str, Any]:

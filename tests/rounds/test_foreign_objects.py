@@ -1,0 +1,133 @@
+"""Objects in a bucket that jgc did not write, and nodes whose parameters are not finite."""
+
+import json
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("obstore")
+
+from jgc import compress, rounds
+from jgc.lab.rounds.by_hand import Clean
+from jgc.lab.rounds.show import Show
+from jgc.rounds.messages import BadObject, _seal, opened
+from jgc.training.errors import UserError
+
+
+def _join(folder, node="a", dtype=jnp.float32, **more):
+    settings = {"quorum": 1, "compressor": compress.dense(), "outer": rounds.Sgd(1, 0)} | more
+    return rounds.join(folder / "bucket", node=node, params={"w": jnp.linspace(1, 2, 40, dtype=dtype)}, **settings)
+
+
+def _run(folder, count=3, **more):
+    with _join(folder, **more) as run:
+        for i in range(count):
+            run.exchange({"w": run.params["w"] - i}, 1)
+    return run
+
+
+def _object(text):
+    body = struct.pack("<4sBBI", b"JGCR", 1, 0, len(text)) + text
+    return body + _seal(body, None)
+
+
+@pytest.mark.parametrize("text", [
+    b"[]", b"null", b'{"header": [], "arrays": {}}', b'{"header": null, "arrays": {}}', b'{"header": {}}',
+    json.dumps({"header": {}, "arrays": {"x": ["float32", [10**30]]}}).encode(),
+    json.dumps({"header": {}, "arrays": {"x": ["float32", [-1]]}}).encode(),
+    json.dumps({"header": {}, "arrays": {"x": ["float32"]}}).encode(),
+])  # fmt: skip
+def test_a_header_that_jgc_did_not_write_is_a_bad_object(text):
+    with pytest.raises(BadObject, match="a header that cannot be read"):
+        opened(_object(text), None)
+
+
+def test_foreign_names_and_lists_of_rounds_to_come_change_nothing(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other" / "bucket" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "other" / "bucket" / "checkpoint" / "\u00b2").write_bytes(b"")
+    with _join(tmp_path / "other") as run:
+        for i in range(3):
+            run.exchange({"w": run.params["w"] - i}, 1)
+            for number in ("\u00b2", "00000009"):
+                path = tmp_path / "other" / "bucket" / "rounds" / number / "close"
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(_object(b'{"header": [], "arrays": {}}'))
+    assert run.member.shared.digest == _run(tmp_path / "one").member.shared.digest and run.number == 3
+
+
+def test_foreign_names_of_a_message_are_said_once(tmp_path):
+    run, said = _join(tmp_path), []
+    run.member.context.say = said.append
+    folder = tmp_path / "bucket" / "rounds" / "00000000"
+    for name in ("a.msg", *(f"a.{i}.msg" for i in range(1, 4))):
+        (folder / name).write_bytes(b"junk")
+    run.exchange(run.params, 1)
+    assert len(said) == len(set(said)) == 4 and all("is left out: truncated: 4 bytes" in line for line in said)
+
+
+@pytest.mark.parametrize("broken", ["truncated", "foreign"])
+def test_clean_keeps_the_newest_checkpoint_that_can_be_read(broken, tmp_path, capsys):
+    _run(tmp_path, 5, checkpoint_every=1, retained=50)
+    checkpoints = tmp_path / "bucket" / "checkpoint"
+    newest = checkpoints / ("00000005" if broken == "truncated" else "99999999")
+    newest.write_bytes(b"" if broken == "foreign" else newest.read_bytes()[:100])
+    Clean(str(tmp_path / "bucket"), retained=0).run("")
+    good = "00000004" if broken == "truncated" else "00000005"
+    assert sorted(x.name for x in checkpoints.iterdir()) == [good, newest.name]
+    with _join(tmp_path, "newcomer") as run:
+        assert run.number == 5
+
+
+def test_show_says_that_a_list_is_gone(tmp_path, capsys):
+    _run(tmp_path, 5)
+    Show(str(tmp_path / "bucket")).run("")
+    (tmp_path / "bucket" / "rounds" / "00000002" / "close").unlink()
+    with pytest.raises(UserError, match=r"the bucket forgets: rounds without a list.*: 2$"):
+        Show(str(tmp_path / "bucket")).run("")
+
+
+def test_nodes_that_are_all_not_finite_end(tmp_path):
+    def node(name):
+        run = _join(tmp_path, name, quorum=2, start=2)
+        nothing = {"w": jnp.full(40, jnp.nan)}
+        with pytest.raises(rounds.RoundsError, match=f"the parameters of {name} are not finite, and no other node"):
+            run.exchange(nothing, 1)
+        run.leave()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(node, "ab"))
+
+
+def test_nobody_waits_for_a_node_that_is_not_finite(tmp_path):
+    def node(name):
+        outcomes = []
+        with _join(tmp_path, name, start=2, grace=1000.0) as run:
+            for i in range(3):
+                bad = name == "b" and i == 1
+                params, outcome = run.exchange({"w": run.params["w"] * (np.nan if bad else 0.5)}, 1)
+                assert np.isfinite(params["w"]).all()
+                outcomes.append((outcome.counted, outcome.waited))
+        return outcomes
+
+    with ThreadPoolExecutor(2) as pool:
+        of_a, of_b = pool.map(node, "ab")
+    assert [x for x, _ in of_a] == [True] * 3 and [x for x, _ in of_b][:2] == [True, False]
+    assert max(waited for _, waited in of_a) < 300  # the grace is 1000
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_rounding_of_the_parameters_is_no_progress(overlap, tmp_path):
+    """In bfloat16 a node holds fewer bits than the shared parameters have; without steps these stay as they are."""
+    with _join(tmp_path, dtype=jnp.bfloat16, overlap=overlap) as run:
+        run.exchange({"w": run.params["w"] * jnp.bfloat16(0.7)}, 1)
+        params, _ = run.exchange(run.params, 1) if overlap else (run.params, None)
+        theta = run.member.shared.theta.copy()
+        for _ in range(3):
+            params, _ = run.exchange(params, 1)
+    assert overlap or (run.member.shared.theta == theta).all()
+    assert np.asarray(run.params["w"]).dtype == jnp.bfloat16
