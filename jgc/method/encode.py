@@ -205,8 +205,9 @@ def _stages(
         name, stage = group.method.schedule[-1].name, (group.method.stages or {}).get(value)
         if stage is None or stage[0].agree is not None:
             raise ValueError(
-                f"the method {name!r} communicates before its messages are complete, so they are "
-                "not values: use one that sends in one go, such as topk, qsgd or onebit")
+                f"the method with the phase {name!r} communicates before its messages are "
+                "complete, so they are not values: use one that sends in one go, such as topk, "
+                "qsgd or onebit")
         stages.append(stage)
     return plan, stages
 

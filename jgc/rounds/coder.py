@@ -97,11 +97,13 @@ class CompressorCoder:
         name = compressor.schedule[-1].name
         if compressor.owns_momentum:
             raise ValueError(
-                f"the method {name!r} has momentum correction, and rounds have their momentum "
-                f"outside: {USE}"
+                f"the method with the phase {name!r} has momentum correction, and rounds have "
+                f"their momentum outside: {USE}"
             )
         if compressor.next_phase is not None or name == "majority vote":
-            raise ValueError(f"the method {name!r} decides together with all nodes: {USE}")
+            raise ValueError(
+                f"the method with the phase {name!r} decides together with all nodes: {USE}"
+            )
         likes = [self._like(shard) for shard in self.shards]
         parts: dict[Any, Part] = {}  # shards of equal shapes have the same programs
         for like in likes:

@@ -108,7 +108,7 @@ def list_of(context: Context, number: int) -> Requests[RoundList | None]:
 def check_last(
     context: Context, number: int, rounds: Mapping[int, Mapping[str, int]]
 ) -> Requests[None]:
-    """Raise Forgotten if a later round than `number` has a list; others may write anything there."""
+    """Raise Forgotten if a later round than `number` has a list, and not a foreign object."""
     for later in sorted(r for r, inside in rounds.items() if r > number and CLOSE in inside):
         (data,) = yield from persistently(context, Get((close_name(later),)))
         try:
