@@ -44,6 +44,12 @@ class RoundList(NamedTuple):
         """Whether a message of a node counts; with a checksum, whether that one does."""
         return any(x.node == node and sha256 in (None, x.sha256) for x in self.members)
 
+    def weighs(self, node: str, sha256: str) -> bool:
+        """Whether a message has a part in the mean: not without tokens, unless none has any."""
+        none = not any(x.tokens for x in self.members)
+        ours = [x for x in self.members if (x.node, x.sha256) == (node, sha256)]
+        return any(none or x.tokens for x in ours)
+
     @property
     def dissent(self) -> bool:
         """Whether a node started from a different theta."""
@@ -59,7 +65,7 @@ def make_list(
 
     `norms` are norms of the decoded messages, `broken` why others are not valid, `before` the last
     list's members, the first of which writes checkpoints. A message whose norm exceeds `multiple`
-    times the median does not count; 0 for all.
+    times the median of those with tokens does not count; 0 for all.
     """
     votes = defaultdict(list)
     for node, message in messages.items():
@@ -69,7 +75,8 @@ def make_list(
     chosen = min(votes, key=lambda digest: (-len(votes[digest]), min(votes[digest])))
     alike = {node: x for node, x in sorted(messages.items()) if x.theta == chosen}
     left_out = dict(broken) | {node: DISSENT for node in messages if node not in alike}
-    middle = median(norms[node] for node in alike)
+    weighing = [norms[node] for node, message in alike.items() if message.tokens]
+    middle = median(weighing or [0.0])
     if multiple and len(alike) > 2 and middle > 0:
         for node in [node for node in alike if norms[node] > multiple * middle]:
             times = f"{norms[node] / middle:.3g} times the median"

@@ -107,7 +107,7 @@ class Rounds:
         outcome = self._landed()
         theta, self.coming = self.member.shared.theta, self.member.shared.number + 1
         self._flying = self._exchanges.submit(self._exchanged, moved, int(tokens))
-        start = self._ahead(theta, moved) if np.isfinite(moved).all() else theta
+        start = self._ahead(theta, moved) if usable(moved) else theta
         self._start = self.leaves.rounded(start)
         return self.leaves.tree(self._start, self._like), outcome
 

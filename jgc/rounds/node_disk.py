@@ -4,6 +4,7 @@ It is written before each message. It is valid for the round that it names, unti
 counts a message of this node.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ import numpy as np
 from jgc.rounds.arithmetic import Arrays, Vector
 from jgc.rounds.context import RoundsError
 from jgc.rounds.messages import BadObject, opened, sealed
+
+log = logging.getLogger("jgc.rounds")
 
 
 class Pending(NamedTuple):
@@ -75,8 +78,13 @@ class Disk:
         """The content of the file; None without a valid file of this run and node."""
         try:
             header, arrays = opened(self.path.read_bytes(), None)
-        except (FileNotFoundError, BadObject):
+        except FileNotFoundError:
             return None
+        except BadObject as error:
+            log.warning("%s: %s; %s comes back without its residual", self.path, error, self.node)
+            return None
+        except OSError as error:
+            raise RoundsError(f"{self.path} cannot be read: {error.strerror}") from None
         if (header.get("run"), header.get("node")) != (self.run, self.node):
             return None
         data = arrays.pop("data", None)

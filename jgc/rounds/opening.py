@@ -12,7 +12,7 @@ from jgc.rounds.names import CHECKPOINTS, ROUNDS, RUN, by_round, checkpoint_name
 from jgc.rounds.replay import pack_checkpoint
 from jgc.rounds.requests import Create, Get, List, Requests
 
-SHOWN = 60  # characters of a value in a message
+SHOWN, NAMED = 60, 6  # characters of a value, and values, in a message
 
 
 def compared_run(context: Context, settings: Mapping[str, Any]) -> Requests[str | None]:
@@ -56,7 +56,8 @@ def _compare(run: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     different = [name for name in sorted({*run, *settings}) if run.get(name) != settings.get(name)]
     if different:
         pairs = [(x, _shown(run.get(x)), _shown(settings.get(x))) for x in different]
-        values = "; ".join(f"{name}={there}, here {here}" for name, there, here in pairs)
+        values = "; ".join(f"{name}={there}, here {here}" for name, there, here in pairs[:NAMED])
+        values += f"; and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
         raise RoundsError(f"the bucket has a run with other settings: {values}")
 
 

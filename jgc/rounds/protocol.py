@@ -32,6 +32,8 @@ from jgc.rounds.opening import opened_run
 from jgc.rounds.outcome import LATE, Outcome
 from jgc.rounds.requests import Create, Requests
 
+NOT_FINITE = "its parameters were not finite"
+
 
 class Member:
     """A node of a run."""
@@ -48,6 +50,7 @@ class Member:
         self.carry = np.zeros(context.coder.size, np.float32)  # unsent, besides the memory
         self.members: frozenset[str] = frozenset()  # of the newest list that it knows
         self.twins, self.has_sent, self.outliers = 0, False, 0
+        self.unusable = False  # whether the parameters of the last message were not finite
         self.lost = 0  # how often a part of this node's work was lost, which is logged each time
         self.began = context.clock()  # local steps
         # a message of an open round that all others have left; memory and carry do not include it
@@ -81,15 +84,8 @@ class Member:
                 flying = self._stored(flying.with_further(difference))
                 difference = np.zeros_like(difference)
             yield from self._finish(flying)
-        pending = self._begin(difference, tokens)
-        if pending.data is None:  # the others need not wait
-            yield from self._announce("left")
-        outcome = yield from self._finish(pending, unless_left=pending.data is None)
-        if outcome is None:
-            raise RoundsError(
-                f"round {pending.round}: the parameters of {self.context.node} are not finite, and "
-                "no other node takes part that could close the round: lower the learning rate"
-            )
+        outcome = yield from self._finish(self._begin(difference, tokens))
+        assert outcome is not None
         if outcome.reason == LATE:
             again = self._begin(np.zeros_like(difference), tokens)
             outcome = (yield from self._finish(again, unless_left=True)) or outcome
@@ -110,12 +106,16 @@ class Member:
         self.disk.close()
 
     def _begin(self, difference: Vector, tokens: int) -> Pending:
-        """The message of this round, on disk before it is in the bucket."""
+        """The message of this round, on disk before it is in the bucket.
+
+        Of parameters that are not finite: without movement and tokens, so that nobody waits.
+        """
         number, context = self.shared.number, self.context
-        if not usable(difference):
+        self.unusable = not usable(difference)
+        if self.unusable:
             text = "this node's parameters are not finite; it goes on from the shared ones"
             context.say(f"round {number}: {text}")
-            return self._stored(Pending(number, None, self.memory, self.memory, self.carry))
+            difference, tokens = np.zeros_like(difference), 0
         total = difference + self.carry
         noise = int(sha256_of(f"{context.seed} {context.node} {number}".encode())[:8], 16)
         fields, after = context.coder.encode(number, self.memory, total, noise)
@@ -177,9 +177,13 @@ class Member:
         """Memory and carry after a round: (counted, why not, whether something is lost)."""
         node, sent = self.context.node, pending.data is not None
         if sent and closed.list.counts(node, pending.sha256) and node not in skipped:
-            self._kept(pending, counted=True)
+            counted = closed.list.weighs(node, pending.sha256)
+            self._kept(pending, counted)
             self.outliers = 0
-            return True, "", False
+            if self.unusable:
+                self.lost += 1
+                return False, NOT_FINITE, True
+            return counted, "" if counted else "it has no tokens", False
         reason = skipped.get(node) or closed.list.left_out.get(node, "")
         if node in skipped or reason.startswith(OUTLIER):
             # back in the residual it would be an outlier in every round; two in a row show that the
@@ -190,9 +194,9 @@ class Member:
             self.lost += 1
             return False, reason, True
         self._kept(pending, counted=False)
-        if pending.data is None:
+        if pending.data is None or self.unusable:
             self.lost += 1
-            return False, "its parameters were not finite", True
+            return False, NOT_FINITE, True
         if reason == DISSENT:
             return False, reason, False
         if closed.twin:
@@ -269,7 +273,7 @@ class Member:
                 self.lost += 1
                 return None
             if number == pending.round:
-                counted = pending.data is not None and closed.counts(node, pending.sha256)
+                counted = pending.data is not None and closed.weighs(node, pending.sha256)
                 if not counted and closed.left_out.get(node, "").startswith(OUTLIER):
                     self.lost += 1
                     return None

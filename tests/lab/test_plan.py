@@ -241,7 +241,7 @@ def test_an_exchange_through_a_bucket(capsys):
         ["topk", "dense", str(dense), str(3 * dense)], ["topk", "top-k", str(sparse), str(3 * sparse)]
     ]  # fmt: skip
     assert float(rows[0][-1]) == pytest.approx(5 * 0.05 + 4 * dense / (125e3 * 1448 / 1538), rel=0.01)
-    assert float(rows[0][4]) == pytest.approx(0.018 + 3.6 * 4e-4, abs=5e-4)  # two digits
+    assert float(rows[0][4]) == pytest.approx(0.01675 + 4 * 4e-4, abs=5e-4)  # two digits
     assert "An exchange through a bucket" in said and "not through a bucket: powersgd" in said and len(head) == 7
     assert "use topk, qsgd" in powersgd.messages
     assert main(["plan", "--bandwidth", "1mbit"]) == 2

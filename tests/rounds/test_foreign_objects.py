@@ -17,13 +17,13 @@ from jgc.rounds.messages import BadObject, _seal, opened
 from jgc.training.errors import UserError
 
 
-def _join(folder, node="a", dtype=jnp.float32, **more):
+def _join(path, node="a", dtype=jnp.float32, **more):
     settings = {"quorum": 1, "compressor": compress.dense(), "outer": rounds.Sgd(1, 0)} | more
-    return rounds.join(folder / "bucket", node=node, params={"w": jnp.linspace(1, 2, 40, dtype=dtype)}, **settings)
+    return rounds.join(path / "bucket", node=node, params={"w": jnp.linspace(1, 2, 40, dtype=dtype)}, **settings)
 
 
-def _run(folder, count=3, **more):
-    with _join(folder, **more) as run:
+def _run(path, count=3, **more):
+    with _join(path, **more) as run:
         for i in range(count):
             run.exchange({"w": run.params["w"] - i}, 1)
     return run
@@ -91,33 +91,35 @@ def test_show_says_that_a_list_is_gone(tmp_path, capsys):
         Show(str(tmp_path / "bucket")).run("")
 
 
-def test_nodes_that_are_all_not_finite_end(tmp_path):
-    def node(name):
-        run = _join(tmp_path, name, quorum=2, start=2)
-        nothing = {"w": jnp.full(40, jnp.nan)}
-        with pytest.raises(rounds.RoundsError, match=f"the parameters of {name} are not finite, and no other node"):
-            run.exchange(nothing, 1)
-        run.leave()
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(node, "ab"))
-
-
-def test_nobody_waits_for_a_node_that_is_not_finite(tmp_path):
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("bad", ["b", "ab"])
+def test_nobody_waits_for_nodes_that_are_not_finite(bad, overlap, tmp_path):
+    """Quorum 2: their messages count without weight; their progress before stays."""
     def node(name):
         outcomes = []
-        with _join(tmp_path, name, start=2, grace=1000.0) as run:
+        with _join(tmp_path, name, quorum=2, start=2, grace=1000.0, overlap=overlap) as run:
+            params = run.params
             for i in range(3):
-                bad = name == "b" and i == 1
-                params, outcome = run.exchange({"w": run.params["w"] * (np.nan if bad else 0.5)}, 1)
+                factor = np.nan if name in bad and i == 1 else 0.5
+                params, outcome = run.exchange({"w": params["w"] * factor}, 1)
                 assert np.isfinite(params["w"]).all()
-                outcomes.append((outcome.counted, outcome.waited))
-        return outcomes
+                outcomes += [outcome] if outcome else []
+        return [*outcomes, run.last] if overlap else outcomes, run
 
     with ThreadPoolExecutor(2) as pool:
-        of_a, of_b = pool.map(node, "ab")
-    assert [x for x, _ in of_a] == [True] * 3 and [x for x, _ in of_b][:2] == [True, False]
-    assert max(waited for _, waited in of_a) < 300  # the grace is 1000
+        (of_a, a), (of_b, b) = pool.map(node, "ab")
+    assert [x.counted for x in of_b] == [True, False, True] and of_b[1].discarded
+    assert [x.counted for x in of_a] == [True, "a" not in bad, True]
+    assert a.member.shared.digest == b.member.shared.digest and a.number == 3
+
+
+def test_huge_movement_does_not_stay_in_a_node_that_goes_ahead(tmp_path):
+    with _join(tmp_path, overlap=1, merge="eager", outer=rounds.Sgd(0.7, 0.9)) as run:
+        begin = np.asarray(run.params["w"])
+        params, _ = run.exchange({"w": run.params["w"] - 1e20}, 1)
+        for _ in range(3):
+            np.testing.assert_allclose(params["w"], begin, atol=1e-3)
+            params, _ = run.exchange(params, 1)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -131,3 +133,39 @@ def test_rounding_of_the_parameters_is_no_progress(overlap, tmp_path):
             params, _ = run.exchange(params, 1)
     assert overlap or (run.member.shared.theta == theta).all()
     assert np.asarray(run.params["w"]).dtype == jnp.bfloat16
+
+
+def test_movement_without_tokens_goes_with_the_next_message(tmp_path):
+    def node(name):
+        with _join(tmp_path, name, quorum=2, start=2) as run:
+            begin = np.asarray(run.params["w"])
+            moved = 1.0 if name == "a" else 0.0
+            _, first = run.exchange({"w": begin - moved}, int(name == "b"))
+            assert (run.params["w"] == begin).all()
+            _, second = run.exchange(run.params, 1)
+            np.testing.assert_allclose(run.params["w"], begin - 0.5, atol=1e-6)
+        return [(x.counted, x.reason) for x in (first, second)]
+
+    with ThreadPoolExecutor(2) as pool:
+        of_a, of_b = pool.map(node, "ab")
+    assert of_a == [(False, "it has no tokens"), (True, "")] and of_b == [(True, "")] * 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"JGCR" + bytes(60)])
+def test_a_damaged_file_of_a_node_is_said(damage, tmp_path, caplog):
+    _run(tmp_path, folder=tmp_path / "disk")
+    (tmp_path / "disk" / "a.rounds").write_bytes(damage)
+    with _join(tmp_path, folder=tmp_path / "disk"):
+        assert "a comes back without its residual" in caplog.text
+    (tmp_path / "disk" / "a.rounds").unlink()
+    (tmp_path / "disk" / "a.rounds").mkdir()
+    with pytest.raises(rounds.RoundsError, match=r"a\.rounds cannot be read: Is a directory"):
+        _join(tmp_path, folder=tmp_path / "disk")
+
+
+def test_other_settings_are_a_short_line(tmp_path):
+    many = {f"setting{i:02d}": i for i in range(30)}
+    _join(tmp_path, settings=many).leave()
+    with pytest.raises(rounds.RoundsError, match=r"setting00=0, here None; .*; and 24 more$") as error:
+        _join(tmp_path, "b")
+    assert len(str(error.value)) < 400

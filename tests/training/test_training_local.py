@@ -27,6 +27,7 @@ from jgc.training.run.local import Divergence, exchanges_by, watch
 from jgc.training.run.periodic import batches
 from jgc.training.settings.config import LayersConfig, RecordConfig, check
 from jgc.training.settings.local_config import LocalConfig
+from jgc.training.settings.rounds_config import RoundsConfig
 from jgc.training.steps.step import arrays_by_name
 
 SPARSE = TopK(alpha=0.1, warmup_steps=1)
@@ -359,6 +360,10 @@ def test_divergence_by_hand():
     assert "lower --learning-rate (0.01)" in [grows(step, 10.0**step, True) for step in range(1, 13)][-1]
     assert "lower --learning-rate (0.01)" in Divergence(config, local, 2.0)(3, float("nan"), True)
     assert "--local.outer" in Divergence(config, local, 2.0)(5, 1.0, False)
+    late = dataclasses.replace(config, rounds=RoundsConfig(bucket="bucket"))  # the first loss is low by chance
+    joins = Divergence(late, local, None)
+    assert not any(joins(step, 0.1 if step == 1 else 0.3, True) for step in range(1, 40))
+    assert any(joins(step, 0.7, True) for step in range(40, 60))
     assert [exchanges_by(local, done) for done in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HEAD = ["method", "phase", "up, a message", "down, of the others", "USD for requests", "USD for downloads", "seconds"]
 NOTE = (
     "Payloads of messages, whose headers come on top. Dollars are of a thousand exchanges of a node, without "
-    "checkpoints, with 1.4 PUT and 2.2 LIST each as measured, at S3's prices (docs/rounds.md); downloads cost only "
+    "checkpoints, with 1.25 PUT and 2.1 LIST each as measured, at S3's prices (docs/rounds.md); downloads cost only "
     f"outside of the bucket's region. Seconds are estimated: upload, downloads and {REQUESTS} requests of "
     f"{BUCKET_LATENCY:g} s in series."
 )
@@ -48,7 +48,7 @@ def round_costs(
             continue
         others = plan.config.nodes - 1
         for phase, message in zip(plan.phases, plan.messages, strict=True):
-            counts = Counts(create=1400, get=1000 * others + 600, list=2200, down=1000 * others * message)
+            counts = Counts(create=1250, get=1000 * (others + 1), list=2100, down=1000 * others * message)
             cost, link = dollars(counts), Link(rate, BUCKET_LATENCY, 0.0)
             seconds = communication([Sent(BUCKET, "message", Fraction(message))], others + 1, link)
             rows.append([plan.method, phase.name, shown(message), shown(others * message), f"{cost.requests:.2g}",

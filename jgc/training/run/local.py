@@ -150,7 +150,8 @@ def look(run: Run, number: int, phase: Phase, state: LocalState) -> dict[str, fl
 class Divergence:
     """Says which setting makes a run with local steps diverge: the outer or the inner learning rate.
 
-    A run diverges if its loss is not finite, or above twice its first value for a whole round and for ten steps. The
+    A run diverges if its loss is not finite, or above twice its first value for a whole round and for ten steps; a
+    node of rounds may join a trained model, where one loss says little, so it takes the largest of as many steps. The
     changes of the loss's logarithm are added up, separately across outer and inner steps; the larger sum names the
     culprit. Without the logarithm the last change of a loss that grows tenfold in every step would decide.
     """
@@ -162,7 +163,8 @@ class Divergence:
         self._config, self._local = config, local
         self._first = self._before = None if first is None else max(first, self.LEAST)
         self._rises = {"outer": 0.0, "inner": 0.0}
-        self._above = 0
+        self._above, self._seen = 0, 0
+        self._long = max(local.every, self.PATIENCE)
 
     def __call__(self, step: int, loss: float, finite: bool) -> str:
         """Why the run diverges, or "". `step` counts from 1."""
@@ -170,11 +172,14 @@ class Divergence:
         loss = self.MOST if bad else max(loss, self.LEAST)
         if self._first is None or self._before is None:
             self._first, self._before = loss, loss
+        if self._config.rounds.bucket and self._seen < self._long and not bad:
+            self._first = max(self._first, loss)
+        self._seen += 1
         by = "inner" if self._local.due(step - 1).apply is None else "outer"  # what changed the parameters last
         self._rises[by] += math.log(loss / self._before)
         self._before = loss
         self._above = self._above + 1 if loss > 2 * self._first else 0
-        if not bad and self._above < max(self._local.every, self.PATIENCE):
+        if not bad and self._above < self._long:
             return ""
         if self._rises["outer"] <= self._rises["inner"]:
             return f"the local steps make it rise, lower --learning-rate ({self._config.learning_rate:g})"
