@@ -11,7 +11,7 @@ import numpy as np
 from jgc.checks.argument_types import fits
 from jgc.rounds.arithmetic import OVERLAPPED_MOMENTUM, Outer, Sgd, settings_of
 from jgc.rounds.bucket import Bucket, open_bucket
-from jgc.rounds.coder import CompressorCoder
+from jgc.rounds.coder import CompressorCoder, Leaves
 from jgc.rounds.context import Context, Rules, check_rules
 from jgc.rounds.loop import EAGER, Rounds, log
 from jgc.rounds.messages import secret_of_environment
@@ -92,8 +92,8 @@ def _with_defaults(
 
 
 def check(
-    bucket: str | os.PathLike | Bucket, *, outer: Outer | None = None, overlap: int = 0,
-    merge: float | str | None = None, folder: str | os.PathLike | None = None,
+    bucket: str | os.PathLike | Bucket, *, node: str, params: PyTree, outer: Outer | None = None,
+    overlap: int = 0, merge: float | str | None = None, folder: str | os.PathLike | None = None,
     pause: Callable[[float], Any] | None = None, **arguments: Any,
 ) -> str | None:  # fmt: skip
     """The token of the run that `join` would take part in; None if it would begin one.
@@ -105,16 +105,17 @@ def check(
     del folder, pause
     _, outer = _with_defaults(overlap, merge, outer)
 
-    def token() -> str | None:
-        store, context, _, alike = _prepared(bucket, outer=outer, **arguments)
+    def token(params: PyTree) -> str | None:
+        store, context, _, alike = _prepared(bucket, node, params, outer=outer, **arguments)
         return perform(compared_run(context, alike), store)
 
     if jax.process_count() == 1:
-        return token()
-    check_slice(arguments["node"])
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(arguments["params"])]
-    arguments["params"] = jax.tree.unflatten(jax.tree.structure(arguments["params"]), shapes)
-    return told(token)
+        return token(params)
+    check_slice(node)
+    leaves = Leaves(params)
+    forms = zip(leaves.shapes, leaves.dtypes, strict=True)
+    whole = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in forms]
+    return told(lambda: token(jax.tree.unflatten(leaves.treedef, whole)))
 
 
 def join(

@@ -22,10 +22,10 @@ def number_of(text: str) -> int | None:
     """The number of a round or checkpoint in an object's name; None for foreign names.
 
     Example:
-      >>> number_of("00000020"), number_of("notes"), number_of("\u00b2")
+      >>> number_of("00000020"), number_of("20"), number_of("notes")
       (20, None, None)
     """
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+    return int(text) if re.fullmatch(r"[0-9]{8}|[1-9][0-9]{8,14}", text) else None
 
 
 def checkpoints_in(names: Iterable[str]) -> list[int]:
@@ -35,8 +35,9 @@ def checkpoints_in(names: Iterable[str]) -> list[int]:
       >>> checkpoints_in(["checkpoint/00000020", "checkpoint/00000000", "checkpoint/notes"])
       [0, 20]
     """
-    numbers = (number_of(name.rpartition("/")[2]) for name in names)
-    return sorted(number for number in numbers if number is not None)
+    folder = f"{CHECKPOINTS}/"
+    inside = (name.removeprefix(folder) for name in names if name.startswith(folder))
+    return sorted(number for text in inside if (number := number_of(text)) is not None)
 
 
 def check_node(node: str) -> None:

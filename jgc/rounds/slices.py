@@ -15,6 +15,7 @@ from jgc.rounds.bucket import Counts
 from jgc.rounds.coder import Leaves
 from jgc.rounds.context import RoundsError
 from jgc.rounds.loop import Rounds
+from jgc.rounds.names import check_node
 from jgc.rounds.outcome import Outcome
 from jgc.types import Compressor, PyTree
 
@@ -25,6 +26,7 @@ BLOCK = 16_384  # words: messages of few lengths, because each length is a progr
 
 def check_slice(node: str) -> None:
     """Raise ValueError on all processes if they have different names for their node."""
+    check_node(node)
     names = np.asarray(multihost_utils.process_allgather(np.uint32(zlib.crc32(node.encode()))))
     if len(set(names.tolist())) > 1:
         raise ValueError(
@@ -149,8 +151,8 @@ class SliceRounds(Rounds):
 
     def _here(self, vector: Vector) -> PyTree:
         """f32[n] as a tree like the parameters, of this process's arrays."""
-        flat = jax.tree.leaves(self._like)
-        blank = [np.broadcast_to(np.zeros((), x.dtype), np.shape(x)) for x in flat]
+        forms = zip(self.leaves.dtypes, self.leaves.shapes, strict=True)
+        blank = [np.broadcast_to(np.zeros((), dtype), shape) for dtype, shape in forms]
         return self.leaves.tree(vector, jax.tree.unflatten(self.leaves.treedef, blank))
 
     def _know(self, facts: _Facts) -> None:

@@ -11,8 +11,10 @@ import pytest
 pytest.importorskip("obstore")
 
 from jgc import compress, rounds
-from jgc.lab.rounds.by_hand import Clean
+from jgc.lab.rounds.by_hand import Clean, Close
+from jgc.lab.rounds.history import read_history
 from jgc.lab.rounds.show import Show
+from jgc.rounds import RoundsError, open_bucket
 from jgc.rounds.messages import BadObject, _seal, opened
 from jgc.training.errors import UserError
 
@@ -89,6 +91,30 @@ def test_show_says_that_a_list_is_gone(tmp_path, capsys):
     (tmp_path / "bucket" / "rounds" / "00000002" / "close").unlink()
     with pytest.raises(UserError, match=r"the bucket forgets: rounds without a list.*: 2$"):
         Show(str(tmp_path / "bucket")).run("")
+
+
+def test_a_round_whose_list_is_gone_is_not_closed_again(tmp_path, capsys):
+    _run(tmp_path, 5, checkpoint_every=1)
+    (tmp_path / "bucket" / "rounds" / "00000004" / "close").unlink()
+    with pytest.raises(UserError, match=r"rounds/00000004/close is gone; no round was closed"):
+        Close(str(tmp_path / "bucket")).run("")
+
+
+def test_commands_read_a_run_next_to_foreign_objects(tmp_path, capsys):
+    _run(tmp_path, 5, checkpoint_every=1)
+    (tmp_path / "bucket" / "rounds" / "00000099").mkdir()
+    (tmp_path / "bucket" / "rounds" / "00000099" / "close").write_bytes(b"junk")
+    (tmp_path / "bucket" / "checkpoint" / "7").write_bytes(b"junk")
+    (tmp_path / "bucket" / "checkpoint" / "old").mkdir()
+    (tmp_path / "bucket" / "checkpoint" / "old" / "00000009").write_bytes(b"junk")
+    Show(str(tmp_path / "bucket"), verify=True).run("")
+    assert "5 rounds closed" in capsys.readouterr().out
+    Clean(str(tmp_path / "bucket"), retained=0).run("")
+    with _join(tmp_path, "newcomer") as run:
+        assert run.number == 5
+    (tmp_path / "bucket" / "rounds" / "00000003" / "close").write_bytes(b"junk")
+    with pytest.raises(RoundsError, match=r"rounds/00000003/close is no list of this run"):
+        read_history(open_bucket(tmp_path / "bucket"), None, 5)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

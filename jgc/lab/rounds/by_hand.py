@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from jgc.lab.rounds.history import History, read_history
+from jgc.lab.rounds.history import History, is_good_checkpoint, read_history
 from jgc.lab.rounds.opened import opened_bucket
 from jgc.rounds.bucket import Bucket
 from jgc.rounds.lists import RoundList, make_list, pack_list
@@ -14,13 +14,11 @@ from jgc.rounds.names import (
     CHECKPOINTS,
     CLOSE,
     ROUNDS,
-    checkpoint_name,
     close_name,
     message_name,
     messages_in,
     number_of,
 )
-from jgc.rounds.replay import read_checkpoint
 from jgc.training.errors import FAILED, UserError
 from jgc.training.output.table import size
 
@@ -59,6 +57,8 @@ def close_open(bucket: Bucket, secret: bytes | None, history: History) -> RoundL
       UserError: no valid message has come, or a node made the list meanwhile.
     """
     number, run = history.number, history.run
+    if history.lost:
+        raise UserError(f"the bucket forgets: {close_name(history.lost[0])} is gone; no round was closed", FAILED)
     messages: dict[str, Message] = {}
     broken: dict[str, str] = {}
     names = messages_in(history.objects.get(number, {}))
@@ -118,7 +118,8 @@ def old_names(bucket: Bucket, secret: bytes | None, history: History, retained: 
     Raises:
       UserError: no checkpoint can be read, so every message is needed.
     """
-    newest = next((x for x in reversed(history.checkpoints) if _is_good(bucket, secret, history, x)), None)
+    numbers = (x for x in reversed(history.checkpoints) if x <= history.number)
+    newest = next((x for x in numbers if is_good_checkpoint(bucket, history.run, secret, x)), None)
     if newest is None:
         raise UserError("the bucket forgets: it has no checkpoint that can be read; nothing was deleted", FAILED)
     limit = min(newest, history.number - retained)
@@ -130,10 +131,3 @@ def old_names(bucket: Bucket, secret: bytes | None, history: History, retained: 
 
     return {name: length for name, length in objects.items() if is_old(name)}
 
-
-def _is_good(bucket: Bucket, secret: bytes | None, history: History, number: int) -> bool:
-    try:
-        read_checkpoint(bucket.get([checkpoint_name(number)])[0] or b"", history.run.token, secret)
-    except BadObject:
-        return False
-    return number <= history.number

@@ -17,12 +17,14 @@ from jgc.rounds.names import (
     RUN,
     before_round,
     by_round,
+    checkpoint_name,
     checkpoints_in,
     close_name,
     message_name,
     messages_in,
     nodes_with,
 )
+from jgc.rounds.replay import read_checkpoint
 
 
 class Run(NamedTuple):
@@ -105,21 +107,44 @@ def read_history(bucket: Bucket, secret: bytes | None, last: int) -> History:
     """
     run = read_run(bucket, secret)
     checkpoints = checkpoints_in(bucket.list(CHECKPOINTS))
+    closed: list[int] = []
     for newest in reversed([0, *checkpoints]):  # all rounds before it are closed, unless it is foreign
         objects = by_round(bucket.list(ROUNDS, before_round(max(0, newest - last))))
         closed = sorted(number for number, inside in objects.items() if CLOSE in inside)
+        while closed and not _is_list(bucket, run, secret, closed[-1]):
+            closed.pop()  # nodes, too, go on as if it were not there
         if closed:
             break
-    number = closed[-1] + 1 if closed else newest
-    wanted = [i for i in closed if i >= number - last]
+    number = closed[-1] + 1 if closed else 0
+    later = (x for x in reversed(checkpoints) if x > number and is_good_checkpoint(bucket, run, secret, x))
+    number = next(later, number)  # the last lists are gone
+    wanted = [i for i in closed if number - last <= i]
+    lists = []
+    for i, data in zip(wanted, bucket.get([close_name(i) for i in wanted]), strict=True):
+        try:
+            lists.append(read_list(data or b"", run.token, i, secret))
+        except BadObject as error:
+            raise RoundsError(f"{close_name(i)} is no list of this run: {error}") from None
+    inside = {i: x for i, x in objects.items() if number - last <= i <= number}
+    lost = sorted({*range(max(0, number - last), number)} - {*wanted})
+    return History(run, number, tuple(lists), inside, tuple(checkpoints), tuple(lost))
+
+
+def is_good_checkpoint(bucket: Bucket, run: Run, secret: bytes | None, number: int) -> bool:
+    """Whether a checkpoint can be read."""
     try:
-        data = zip(wanted, bucket.get([close_name(i) for i in wanted]), strict=True)
-        lists = tuple(read_list(x or b"", run.token, i, secret) for i, x in data)
-    except BadObject as error:
-        raise RoundsError(f"a list of the run cannot be read: {error}") from None
-    inside = {i: x for i, x in objects.items() if i >= number - last}
-    lost = sorted({*range(min(wanted, default=0), number)} - {*wanted})
-    return History(run, number, lists, inside, tuple(checkpoints), tuple(lost))
+        read_checkpoint(bucket.get([checkpoint_name(number)])[0] or b"", run.token, secret)
+    except BadObject:
+        return False
+    return True
+
+
+def _is_list(bucket: Bucket, run: Run, secret: bytes | None, number: int) -> bool:
+    try:
+        read_list(bucket.get([close_name(number)])[0] or b"", run.token, number, secret)
+    except BadObject:
+        return False
+    return True
 
 
 def tokens_sent(bucket: Bucket, secret: bytes | None, history: History) -> tuple[int, int]:
