@@ -32,9 +32,6 @@ from jgc.rounds.opening import opened_run
 from jgc.rounds.outcome import LATE, Outcome
 from jgc.rounds.requests import Create, Requests
 
-NOT_FINITE = "its parameters were not finite"
-
-
 class Member:
     """A node of a run."""
 
@@ -50,7 +47,7 @@ class Member:
         self.carry = np.zeros(context.coder.size, np.float32)  # unsent, besides the memory
         self.members: frozenset[str] = frozenset()  # of the newest list that it knows
         self.twins, self.has_sent, self.outliers = 0, False, 0
-        self.unusable = False  # whether the parameters of the last message were not finite
+        self.unusable = False  # the parameters of the last message
         self.lost = 0  # how often a part of this node's work was lost, which is logged each time
         self.began = context.clock()  # local steps
         # a message of an open round that all others have left; memory and carry do not include it
@@ -106,16 +103,14 @@ class Member:
         self.disk.close()
 
     def _begin(self, difference: Vector, tokens: int) -> Pending:
-        """The message of this round, on disk before it is in the bucket.
-
-        Of parameters that are not finite: without movement and tokens, so that nobody waits.
-        """
+        """The message of this round, on disk before it is in the bucket."""
         number, context = self.shared.number, self.context
         self.unusable = not usable(difference)
         if self.unusable:
             text = "this node's parameters are not finite; it goes on from the shared ones"
             context.say(f"round {number}: {text}")
-            difference, tokens = np.zeros_like(difference), 0
+            self.lost += 1
+            difference, tokens = np.zeros_like(difference), 0  # a message, so that nobody waits
         total = difference + self.carry
         noise = int(sha256_of(f"{context.seed} {context.node} {number}".encode())[:8], 16)
         fields, after = context.coder.encode(number, self.memory, total, noise)
@@ -175,14 +170,13 @@ class Member:
         self, pending: Pending, closed: Closed, skipped: Mapping[str, str]
     ) -> tuple[bool, str, bool]:
         """Memory and carry after a round: (counted, why not, whether something is lost)."""
-        node, sent = self.context.node, pending.data is not None
-        if sent and closed.list.counts(node, pending.sha256) and node not in skipped:
+        node = self.context.node
+        if closed.list.counts(node, pending.sha256) and node not in skipped:
             counted = closed.list.weighs(node, pending.sha256)
             self._kept(pending, counted)
             self.outliers = 0
             if self.unusable:
-                self.lost += 1
-                return False, NOT_FINITE, True
+                return False, "its parameters were not finite", True
             return counted, "" if counted else "it has no tokens", False
         reason = skipped.get(node) or closed.list.left_out.get(node, "")
         if node in skipped or reason.startswith(OUTLIER):
@@ -194,9 +188,8 @@ class Member:
             self.lost += 1
             return False, reason, True
         self._kept(pending, counted=False)
-        if pending.data is None or self.unusable:
-            self.lost += 1
-            return False, NOT_FINITE, True
+        if self.unusable:
+            return False, "its parameters were not finite", True
         if reason == DISSENT:
             return False, reason, False
         if closed.twin:
