@@ -32,6 +32,7 @@ from jgc.rounds.opening import opened_run
 from jgc.rounds.outcome import LATE, Outcome
 from jgc.rounds.requests import Create, Requests
 
+
 class Member:
     """A node of a run."""
 
@@ -46,8 +47,7 @@ class Member:
         self.memory = context.coder.first()  # of the method: a residual, or nothing
         self.carry = np.zeros(context.coder.size, np.float32)  # unsent, besides the memory
         self.members: frozenset[str] = frozenset()  # of the newest list that it knows
-        self.twins, self.has_sent, self.outliers = 0, False, 0
-        self.unusable = False  # the parameters of the last message
+        self.twins, self.has_sent, self.outliers, self.unusable = 0, False, 0, False
         self.lost = 0  # how often a part of this node's work was lost, which is logged each time
         self.began = context.clock()  # local steps
         # a message of an open round that all others have left; memory and carry do not include it
