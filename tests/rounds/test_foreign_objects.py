@@ -117,13 +117,19 @@ def test_commands_read_a_run_next_to_foreign_objects(tmp_path, capsys):
         read_history(open_bucket(tmp_path / "bucket"), None, 5)
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("bad", ["b", "ab"])
-def test_nobody_waits_for_nodes_that_are_not_finite(bad, overlap, tmp_path):
+@pytest.mark.parametrize("bad, overlap, method", [
+    ("b", 0, "dense"), ("b", 1, "dense"), ("ab", 0, "dense"), ("ab", 1, "dense"), ("b", 0, "topk"), ("ab", 0, "qsgd"),
+    ("ab", 0, "onebit"), ("ab", 0, "natural"), ("b", 0, "cast"),
+])  # fmt: skip
+def test_nobody_waits_for_nodes_that_are_not_finite(bad, overlap, method, tmp_path):
     """Quorum 2: their messages count without weight; their progress before stays."""
+    settings = {"momentum_correction": False, "strategy": "fixed"} if method == "topk" else {}
+    method = getattr(compress, method)(**settings)
+
     def node(name):
         outcomes = []
-        with _join(tmp_path, name, quorum=2, start=2, grace=1000.0, overlap=overlap) as run:
+        arguments = {"quorum": 2, "start": 2, "grace": 1000.0, "overlap": overlap, "compressor": method}
+        with _join(tmp_path, name, **arguments) as run:
             params = run.params
             for i in range(3):
                 factor = np.nan if name in bad and i == 1 else 0.5
