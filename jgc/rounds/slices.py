@@ -3,7 +3,8 @@
 import pickle
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -47,10 +48,17 @@ def told(work: Callable[[], T]) -> T:
         if not done:
             raise value
         return value
-    with ThreadPoolExecutor(1, "jgc-rounds-slice") as thread:
-        flying = thread.submit(work)
-        while not _from_first(np.int32(bool(wait([flying], PATIENCE).done))):
-            pass
+    flying: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            flying.set_result(work())
+        except BaseException as error:
+            flying.set_exception(error)
+
+    Thread(target=run, daemon=True).start()  # Ctrl-C does not wait for it
+    while not _from_first(np.int32(bool(wait([flying], PATIENCE).done))):
+        pass
     _bytes_from_first(_pickled(flying))
     return flying.result()
 
@@ -77,8 +85,9 @@ class SliceRounds(Rounds):
     """A node of several processes, with the public methods and attributes of `Rounds`.
 
     All processes call `join`, `exchange` and `leave` together. The first reaches the bucket and
-    encodes; the others get its results and raise its errors. Parameters may be divided over the
-    devices of all processes: every process gathers them to its host.
+    encodes; the others get its results and raise its errors. After an error in only one process,
+    the others wait until `jax.distributed` ends them. Parameters may be divided over the devices of
+    all processes: every process gathers them, whole, to its host.
     """
 
     def __init__(self, params: PyTree, compressor: Compressor, join: Callable[[PyTree], Rounds]):

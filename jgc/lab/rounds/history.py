@@ -133,10 +133,10 @@ def read_history(bucket: Bucket, secret: bytes | None, last: int) -> History:
 def is_good_checkpoint(bucket: Bucket, run: Run, secret: bytes | None, number: int) -> bool:
     """Whether a checkpoint can be read."""
     try:
-        read_checkpoint(bucket.get([checkpoint_name(number)])[0] or b"", run.token, secret)
+        shared = read_checkpoint(bucket.get([checkpoint_name(number)])[0] or b"", run.token, secret)
     except BadObject:
         return False
-    return True
+    return shared.number == number
 
 
 def _is_list(bucket: Bucket, run: Run, secret: bytes | None, number: int) -> bool:
