@@ -55,8 +55,8 @@ def test_a_bucket_makes_the_process_one_node():
     assert (config.nodes, config.batch_size) == (1, 16)  # 128 of 8 nodes
     assert config.rounds.retained == 9 and config.rounds.overlap and config.rounds.merge == 0.5
     assert config.local.outer_momentum == 0.3 and parse(line).local.outer_momentum == 0.9
-    given = ["--rounds.overlap", "--local.outer-momentum", "0.9"]
-    assert parse([*line, *given]).local.outer_momentum == 0.9
+    momentum = ["--rounds.overlap", "--local.outer-momentum", "0.9"]
+    assert parse([*line, *momentum]).local.outer_momentum == 0.9
     of_adam = ["--rounds.overlap", "--rounds.outer", "adamw", "--local.outer-learning-rate", "0.001"]
     assert parse([*line, *of_adam]).local.outer_momentum == 0.9
     assert rounds_setup.begun(config).run_dir == "runs/run-paris"
