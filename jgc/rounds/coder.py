@@ -65,11 +65,12 @@ class Leaves:
 
     def rounded(self, vector: Vector) -> Vector:
         """f32[n] as the parameters can hold it: in bfloat16 they have fewer bits."""
-        parts = np.split(vector.copy(), np.cumsum(self.sizes)[:-1])
+        out = vector.copy()
+        parts = np.split(out, np.cumsum(self.sizes)[:-1])  # views
         for part, dtype, is_float in zip(parts, self.dtypes, self.floats, strict=True):
             if is_float and dtype != np.float32:
                 part[...] = part.astype(dtype)
-        return np.concatenate(parts)
+        return out
 
     def tree(self, vector: Vector, like: PyTree) -> PyTree:
         """The inverse, in the parameters' dtypes; leaves without floats come from `like`."""

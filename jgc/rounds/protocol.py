@@ -266,7 +266,7 @@ class Member:
                 self.lost += 1
                 return None
             if number == pending.round:
-                counted = pending.data is not None and closed.weighs(node, pending.sha256)
+                counted = closed.weighs(node, pending.sha256)
                 if not counted and closed.left_out.get(node, "").startswith(OUTLIER):
                     self.lost += 1
                     return None

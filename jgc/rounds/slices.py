@@ -105,7 +105,7 @@ class SliceRounds(Rounds):
 
     @property
     def params(self) -> PyTree:
-        """The shared parameters after the last call, placed like those given to it."""
+        """The shared parameters after the last call, placed like its argument."""
         return self.leaves.tree(self._facts.theta, self._like)
 
     @property

@@ -150,10 +150,12 @@ def look(run: Run, number: int, phase: Phase, state: LocalState) -> dict[str, fl
 class Divergence:
     """Says which setting makes a run with local steps diverge: the outer or the inner learning rate.
 
-    A run diverges if its loss is not finite, or above twice its first value for a whole round and for ten steps; a
-    node of rounds may join a trained model, where one loss says little, so it takes the largest of as many steps. The
-    changes of the loss's logarithm are added up, separately across outer and inner steps; the larger sum names the
-    culprit. Without the logarithm the last change of a loss that grows tenfold in every step would decide.
+    A run diverges if its loss is not finite, or above twice its first value for a whole round and for ten steps. A
+    node of rounds may join a trained model, whose first loss may be low by chance: it compares with the largest loss
+    of its first round and ten steps.
+
+    The changes of the loss's logarithm are added up, separately across outer and inner steps; the larger sum names
+    the culprit. Without the logarithm the last change of a loss that grows tenfold in every step would decide.
     """
 
     LEAST, MOST = 1e-6, 3e38  # of a loss; NaN counts as the most

@@ -96,7 +96,7 @@ def arguments_of(setup: Setup, params: PyTree) -> dict[str, Any]:
 
 
 def alike(setup: Setup) -> dict[str, Any]:
-    """The settings that all nodes must share, by train.py's options; `jgc.rounds` compares others by other names."""
+    """The settings that all nodes must share, named as train.py's options: `jgc.rounds` has a `seed`, too."""
     options = _flat(as_json(setup.parts.config), "")
     return {"data": setup.source.facts, **{f"--{name.replace('_', '-')}": x for name, x in options.items()}}
 
