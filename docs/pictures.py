@@ -6,6 +6,11 @@
 import re
 from pathlib import Path
 
+from matplotlib.ticker import LogLocator
+
+from jgc.lab.report.plots import bytes_against_score
+from jgc.lab.report.runs import find, pool
+from jgc.lab.report.seconds import draw as draw_over_time, measured
 from jgc.lab.shared.pictures import BLUE, RED, new_figure, save_figure
 
 FOLDER = Path(__file__).parent
@@ -20,6 +25,13 @@ HOSTS = {  # the row of the table, and its name in the picture
     "PyTorch DDP f32": "PyTorch: uncompressed",
     "jgc dense": "jgc: uncompressed",
 }
+EIGHT_HOSTS = {  # the column of the table, and its name in the picture
+    1: "jgc: top-k, 0.1 %",
+    2: "jgc: ScaleCom, 0.1 %",
+    3: "jgc: top-k, 0.2 %, bfloat16",
+    5: "PyTorch: PowerSGD, rank 1",
+    4: "plain JAX: top-k, 0.1 %",
+}
 LONG_RUNS = {
     "baseline": "uncompressed",
     "topk_1bit_all_learned": "top-k, 1 bit,\nlearned positions",
@@ -30,16 +42,39 @@ LONG_RUNS = {
     "scalecom_paper": "ScaleCom, paper",
     "qsgd": "QSGD, 4 bits",
 }
-LOCAL_STEPS = {
+LOCAL_STEPS = {  # the first are shown on the gallery's picture
     "adamw": "AdamW",
     "diloco_30": "DiLoCo",
     "diloco_4bit": "DiLoCo, 4 bits",
     "demo": "DeMo",
     "powersgd": "PowerSGD",
-    "topk": "top-k",
+    "topk": "top-k, 1.6 %",
     "sparseloco_30": "SparseLoCo",
     "sparseloco_10": "SparseLoCo, H = 10",
+    "diloco_10": "DiLoCo, H = 10",
+    "muloco_30": "MuLoCo",
+    "muloco_4bit": "MuLoCo, 4 bits",
+    "diloco_4bit_ring": "DiLoCo, 4 bits, ring",
+    "diloco_4bit_two_shot": "DiLoCo, 4 bits, two shots",
+    "diloco_4bit_hadamard": "DiLoCo, 4 bits, Hadamard",
+    "diloco_4bit_feedback": "DiLoCo, 4 bits, feedback",
+    "diloco_2bit": "DiLoCo, 2 bits",
+    "diloco_2bit_feedback": "DiLoCo, 2 bits, feedback",
+    "diloco_mxfp4": "DiLoCo, MXFP4",
+    "diloco_mxfp4_hadamard": "DiLoCo, MXFP4, Hadamard",
+    "streaming": "Streaming DiLoCo",
+    "sparseloco_10_256": "SparseLoCo, H = 10, 6.2 %",
+    "sparseloco_30_256": "SparseLoCo, 6.2 %",
+    "sparseloco_30_no_feedback": "SparseLoCo, no feedback",
+    "demo_equal": "DeMo, few bytes",
+    "topk_equal": "top-k, 0.02 %",
+    "ef21": "EF21, 1.6 %",
+    "klt": "klt, local steps",
+    "klt_refresh": "klt, local steps, new bases",
+    "lgc_ps": "LGC, local steps",
+    "adamw_one_node": "AdamW, one node",
 }
+SHOWN = 8
 
 
 def rows(page: str) -> dict[str, list[str]]:
@@ -54,22 +89,38 @@ def numbers(cell: str) -> list[float]:
 
 
 def two_hosts() -> None:
+    """Seconds added to a step between two hosts."""
+    table = rows((FOLDER / "results/network/two_hosts.md").read_text())
+    added({label: table[row][2] for row, label in HOSTS.items()}, "two", (0.015, 12))
+
+
+def eight_hosts() -> None:
+    """Seconds added to a step between eight hosts."""
+    page = (FOLDER / "results/network/README.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| 8 | 100mbit"))
+    cells = row.strip("| ").split(" | ")
+    added({label: cells[column + 1] for column, label in EIGHT_HOSTS.items()}, "eight", (0.15, 1.5))
+
+
+def added(cells: dict[str, str], hosts: str, limits: tuple[float, float]) -> None:
     """Seconds added to a step at 100 Mbit/s: a dot at the median, a line over its 90 % interval."""
-    table, figure = rows((FOLDER / "results/network/two_hosts.md").read_text()), new_figure(7, 3.6)
+    figure = new_figure(7, 1.2 + 0.3 * len(cells))
     axes = figure.subplots()
-    for i, (row, label) in enumerate(HOSTS.items()):
-        median, low, high = numbers(table[row][2])
+    for i, (label, cell) in enumerate(cells.items()):
+        median, low, high = numbers(cell)
         colour = BLUE if label.startswith("jgc") else RED
         axes.plot([low, high], [i, i], color=colour, linewidth=2.5)
         axes.plot(median, i, "o", color=colour)
         text = f"{median:.3f}" if median < 1 else f"{median:.1f}"
         axes.annotate(text, (high, i), (7, -4), textcoords="offset points")
-    axes.set(xscale="log", xlim=(0.015, 12), xlabel="seconds added to a step (log scale)")
-    axes.set_title("A ResNet-18 on two hosts, 100 Mbit/s")
+    axes.set(xscale="log", xlim=limits, xlabel="seconds added to a step (log scale)")
+    axes.set_title(f"A ResNet-18 on {hosts} hosts, 100 Mbit/s")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks(range(len(HOSTS)), HOSTS.values())
+    axes.xaxis.set_minor_formatter("")
+    axes.set_yticks(range(len(cells)), cells)
     axes.invert_yaxis()
-    finish(figure, axes, "two_hosts.png")
+    finish(figure, axes, f"{hosts}_hosts.png")
 
 
 def long_runs() -> None:
@@ -84,9 +135,20 @@ def long_runs() -> None:
 
 def local_steps() -> None:
     """Validation loss over the bytes of a run."""
-    table = rows((FOLDER / "results/local_steps/README.md").read_text())
-    points = {label: (1e6 * numbers(table[row][3])[0], numbers(table[row][0])[0]) for row, label in LOCAL_STEPS.items()}
+    table, shown = rows((FOLDER / "results/local_steps/README.md").read_text()), list(LOCAL_STEPS.items())[:SHOWN]
+    points = {label: (1e6 * numbers(table[row][3])[0], numbers(table[row][0])[0]) for row, label in shown}
     scatter(points, ("bytes up from all nodes in the run", "validation loss, nats"), "A GPT of 0.8M", "run_bytes.png")
+
+
+def local_steps_page() -> None:
+    """The pictures of `jgc report` on that page's runs, with the methods' names instead of the rows'."""
+    folder = FOLDER / "results/local_steps"
+    groups = pool(find([folder / "rows"])[0], by_folder=True, baseline="adamw")
+    seconds = measured(folder / "seconds.json", groups)
+    named = [group._replace(label=LOCAL_STEPS[group.label], baseline=LOCAL_STEPS["adamw"]) for group in groups]
+    bytes_against_score(named, folder / "bytes.png")
+    timed = {rate: {LOCAL_STEPS[row]: s for row, s in of_rows.items()} for rate, of_rows in seconds.items()}
+    draw_over_time(named, folder / "seconds.png", timed)
 
 
 def scatter(points: dict[str, tuple[float, float]], labels: tuple[str, str], title: str, name: str) -> None:
@@ -122,5 +184,7 @@ def finish(figure, axes, name: str) -> None:
 
 if __name__ == "__main__":
     two_hosts()
+    eight_hosts()
     long_runs()
     local_steps()
+    local_steps_page()

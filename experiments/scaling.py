@@ -42,8 +42,8 @@ class Scaling:
         python -m experiments scaling --workload cifar10_resnet20 --nodes 2 4 8 16
 
         | bytes a step and node | 2 nodes | 4 nodes | 8 nodes | 16 nodes |
-        | dense, psum | 1.08 MB | 1.62 MB | 1.89 MB | 2.02 MB |
-        | topk, 0.1 % of values, gather | 1.61 kB | 4.82 kB | 11.3 kB | 24.1 kB |
+        | uncompressed, all-reduce | 1.08 MB | 1.62 MB | 1.89 MB | 2.02 MB |
+        | top-k, 0.1 %, gather | 1.61 kB | 4.82 kB | 11.3 kB | 24.1 kB |
     """
 
     workload: str = "cifar10_resnet20"
@@ -63,7 +63,7 @@ class Scaling:
         with values_of_the_user():
             shapes = shapes_of(self.workload)
             points = measure(shapes, sorted(set(self.nodes)), self.alpha)
-        title = f"{self.workload}: what a node sends in a step"
+        title = f"{self.workload}: bytes of a step as nodes are added"
         publish("Bytes of a step as nodes are added", markdown(points, self.workload, shapes), self.output, line,
                 partial(draw, points=points, title=title),
                 "Bytes that a node sends in a step over the number of nodes")  # fmt: skip
@@ -107,15 +107,15 @@ def schemes(alpha: float) -> tuple[Scheme, ...]:
     """The schemes to compare; alpha is the share that top-k sends."""
     bucket = BITS * BUCKET / 8 + 4
     return (
-        Scheme("dense, psum", compress.dense(), False, 0),
-        Scheme("dense, ring", compress.dense(algorithm="ring"), False, 4),
-        Scheme(f"qsgd, {BITS} bits, gather", compress.qsgd(bits=BITS, bucket=BUCKET), True, 0),
+        Scheme("uncompressed, all-reduce", compress.dense(), False, 0),
+        Scheme("uncompressed, ring", compress.dense(algorithm="ring"), False, 4),
+        Scheme(f"QSGD, {BITS} bits, gather", compress.qsgd(bits=BITS, bucket=BUCKET), True, 0),
         Scheme(
-            f"qsgd, {BITS} bits, ring", compress.qsgd(bits=BITS, bucket=BUCKET, exchange="ring"), False, bucket
+            f"QSGD, {BITS} bits, ring", compress.qsgd(bits=BITS, bucket=BUCKET, exchange="ring"), False, bucket
         ),
-        Scheme("gradiveq, psum", compress.gradiveq(), False, 0),
-        Scheme("gradiveq, ring", compress.gradiveq(algorithm="ring"), False, 2 * 4),  # codes, and all other leaves
-        Scheme(f"topk, {100 * alpha:g} % of values, gather", compress.topk(alpha=alpha), True, 0),
+        Scheme("GradiVeQ, all-reduce", compress.gradiveq(), False, 0),
+        Scheme("GradiVeQ, ring", compress.gradiveq(algorithm="ring"), False, 2 * 4),  # codes, and all other leaves
+        Scheme(f"top-k, {100 * alpha:g} %, gather", compress.topk(alpha=alpha), True, 0),
     )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def names_of(runs: Sequence[Recorded]) -> list[str]:
 def draw(output: Path, name: str, measured: Measured) -> None:
     """The pictures of one run."""
     title, nodes = measured.run.title, measured.run.nodes
-    plots.cells(output / f"cells-{name}.png", measured, f"What the number of cells makes of it ({title})")
+    plots.cells(output / f"cells-{name}.png", measured, f"Common information by the number of cells ({title})")
     plots.figure3(output / f"figure3-{name}.png", measured, f"Figure 3: information of nodes 0 and 1 ({title})")
     plots.figure4(output / f"figure4-{name}.png", measured, f"Figure 4: means over {_steps(measured)} steps ({title})")
     if measured.random:

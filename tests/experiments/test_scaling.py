@@ -43,10 +43,10 @@ def test_payloads_by_hand(scaled):
     payloads = {(point.scheme.name, point.nodes): point.payload for point in scaled}
     buckets = -(-n // scaling.BUCKET)
     for nodes in (2, 3, 5):
-        assert payloads["dense, ring", nodes] == payloads["dense, psum", nodes] == 4 * n
-        assert payloads["qsgd, 4 bits, ring", nodes] == 4 * -(-n // 32) * 4 + 4 * buckets  # codes in planes of 32
-        assert payloads["gradiveq, ring", nodes] == payloads["gradiveq, psum", nodes] < 4 * n
-    assert payloads["qsgd, 4 bits, gather", 2] == payloads["qsgd, 4 bits, ring", 2]
+        assert payloads["uncompressed, ring", nodes] == payloads["uncompressed, all-reduce", nodes] == 4 * n
+        assert payloads["QSGD, 4 bits, ring", nodes] == 4 * -(-n // 32) * 4 + 4 * buckets  # codes in planes of 32
+        assert payloads["GradiVeQ, ring", nodes] == payloads["GradiVeQ, all-reduce", nodes] < 4 * n
+    assert payloads["QSGD, 4 bits, gather", 2] == payloads["QSGD, 4 bits, ring", 2]
 
 
 def test_page_shows_every_scheme(scaled, tmp_path):
@@ -54,8 +54,8 @@ def test_page_shows_every_scheme(scaled, tmp_path):
     for scheme in scaling.schemes(0.01):
         assert sum(line.startswith(f"| {scheme.name} |") for line in page.splitlines()) == 1 + 3
     assert f"{VALUES:,} parameters" in page
-    payload = next(point.payload for point in scaled if point.scheme.name == "qsgd, 4 bits, gather")
+    payload = next(point.payload for point in scaled if point.scheme.name == "QSGD, 4 bits, gather")
     crossing = int(8 * VALUES / payload) + 1  # (N - 1) P > 2 (N - 1) / N D
-    assert f"qsgd, 4 bits, gather from {crossing} nodes on" in page
+    assert f"QSGD, 4 bits, gather from {crossing} nodes on" in page
     scaling.draw(tmp_path / "scaling.png", scaled, "small")
     assert np.ptp(imread(tmp_path / "scaling.png")) > 0

@@ -6,9 +6,16 @@ from pathlib import Path
 from jgc.lab.shared.pictures import BLUE, RED, new_figure, save_figure
 
 FOLDER = Path(__file__).parent
-SHOWN = (
-    "dense", "qsgd", "topk:selection=chunks", "topk", "topk:value_code=1bit", "powersgd", "powersgd:rank=4", "lgc_ps",
-)  # fmt: skip
+SHOWN = {
+    "dense": "uncompressed",
+    "qsgd": "QSGD, 4 bits",
+    "topk:selection=chunks": "top-k, by chunks",
+    "topk": "top-k",
+    "topk:value_code=1bit": "top-k, 1-bit values",
+    "powersgd": "PowerSGD, rank 1",
+    "powersgd:rank=4": "PowerSGD, rank 4",
+    "lgc_ps": "LGC",
+}
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -22,9 +29,9 @@ def draw() -> None:
     ours = {row["method"]: float(row["ms"]) for row in rows("h100.csv") if row["model"] == "gpt25m"}
     steps = {row["step"]: float(row["ms"]) for row in rows("torch.csv")}
     plain = (steps["plain"] + steps["plain again"]) / 2
-    bars = [(f"jgc, {name}", ours[name], BLUE) for name in SHOWN]
+    bars = [(f"jgc: {label}", ours[name], BLUE) for name, label in SHOWN.items()]
     hooks = ("bf16", "PowerSGD, rank 1", "PowerSGD, rank 4")
-    bars += [(f"PyTorch DDP, {name}", steps[name] - plain, RED) for name in hooks]
+    bars += [(f"PyTorch: {name.replace('bf16', 'bfloat16')}", steps[name] - plain, RED) for name in hooks]
     figure = new_figure(9, 4.2)
     axes = figure.subplots()
     labels, values, colours = zip(*bars, strict=True)

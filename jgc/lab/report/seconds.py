@@ -19,7 +19,7 @@ from jgc.lab.bench.network.results import parsed
 from jgc.lab.report.plots import points
 from jgc.lab.report.runs import Group
 from jgc.lab.shared.pictures import look, new_figure, save_figure
-from jgc.lab.shared.rate import bytes_per_second
+from jgc.lab.shared.rate import bits, bytes_per_second
 from jgc.lab.shared.tables import table
 from jgc.training.errors import UserError, did_you_mean
 
@@ -116,7 +116,7 @@ def draw(groups: Sequence[Group], path: Path, seconds: Seconds) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set(title=rate, xlabel="minutes")
+        axes.set(title=bits(bytes_per_second(rate)), xlabel="minutes")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(score.heading)
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}

@@ -11,6 +11,7 @@ from jgc.lab.bench.network.namespaces import UNLIMITED
 from jgc.lab.bench.network.results import Results
 from jgc.lab.bench.network.tables import cells_of
 from jgc.lab.shared.pictures import new_figure
+from jgc.lab.shared.rate import bits, bytes_per_second
 from jgc.training.run.folder import write_figure
 
 OURS, JAX, TORCH = "#0072B2", "#009E73", "#D55E00"  # safe for the colour-blind
@@ -36,7 +37,7 @@ def _picture(path: Path, measured: Results, hosts: int) -> None:
     figure = new_figure(4.4 + 3.4 * len(rates), 2.1 + 0.28 * len(order))
     axes = figure.subplots(1, len(rates), sharey=True, sharex=True, squeeze=False)[0]
     for panel, rate in zip(axes, rates, strict=True):
-        _panel(panel, panels[rate], order, "no limited rate" if rate == UNLIMITED else f"{rate} a host")
+        _panel(panel, panels[rate], order, "no limit" if rate == UNLIMITED else bits(bytes_per_second(rate)))
     axes[0].set_yticks(range(len(order)), order)
     axes[0].set_ylim(-0.6, len(order) - 0.4)
     s = measured["settings"]
