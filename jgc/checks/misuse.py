@@ -54,8 +54,21 @@ def check_compressor(x: Any) -> None:
         example = f", e.g. jgc.compress.{name}()" if "jgc.compress" in module else ""
         got = f"got the function {name}: call it{example}"
     else:
-        raise TypeError(f"expected a compressor, e.g. jgc.compress.topk(), got {x!r}")
+        raise TypeError(f"expected a compressor, e.g. jgc.compress.topk(), got {short(x)}")
     raise TypeError(f"expected a compressor, {got}")
+
+
+def short(x: Any) -> str:
+    """A value in an error message: its repr if that is short, else its type.
+
+    Example:
+      >>> short(3), short({"w": jnp.zeros((9, 9))}), short(jnp.zeros((9, 9)))
+      ('3', 'a dict', 'an ArrayImpl')
+    """
+    text, name = repr(x), type(x).__name__
+    if len(text) <= 60 and "\n" not in text:
+        return text
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def check_nodes(x: Any) -> None:
@@ -63,7 +76,7 @@ def check_nodes(x: Any) -> None:
     a different mesh."""
     if not isinstance(x, Nodes):
         of_mesh, by_count = "jgc.from_mesh(mesh, slow=...)", "jgc.make_nodes(K), or jgc.from_mesh"
-        raise TypeError(f"expected the layout of the nodes, got {x!r}: make it by "
+        raise TypeError(f"expected the layout of the nodes, got {short(x)}: make it by "
                         f"{of_mesh if isinstance(x, Mesh) else by_count}")  # fmt: skip
     context = jax.sharding.get_abstract_mesh()
     if x.mesh is None:
@@ -80,13 +93,14 @@ def check_nodes(x: Any) -> None:
 def check_optimizer(x: Any, name: str = "optimizer") -> None:
     """Raise TypeError unless x is an optax optimiser."""
     if not (hasattr(x, "init") and hasattr(x, "update")):
-        raise TypeError(f"{name} must be an optax optimiser, e.g. optax.sgd(0.7), got {x!r}")
+        raise TypeError(
+            f"{name} must be an optax optimiser, e.g. optax.sgd(0.7), got {short(x)}")
 
 
 def check_loss(x: Any) -> None:
     """Raise TypeError unless x can be called."""
     if not callable(x):
-        raise TypeError(f"loss must be a function (params, batch) -> scalar, got {x!r}")
+        raise TypeError(f"loss must be a function (params, batch) -> scalar, got {short(x)}")
 
 
 def check_scalar(value: Any) -> Any:
@@ -110,8 +124,8 @@ def check_pair(value: Any, form: str) -> tuple[Any, Any]:
 def check_loop(state: Any, state_type: type, batch: PyTree, nodes: Nodes) -> None:
     """Raise TypeError or ValueError unless a state is of a loop's type, and of its last step."""
     if not isinstance(state, state_type):
-        raise TypeError(f"step takes the {state_type.__name__} that init or step returned, got a "
-                        f"{type(state).__name__}")  # fmt: skip
+        raise TypeError(
+            f"step takes the {state_type.__name__} that init or step returned, got {short(state)}")
     check_phases(state)
     types = set(map(type, jax.tree.leaves((state, batch))))
     if any(issubclass(x, jax.core.Tracer) for x in types):

@@ -212,4 +212,6 @@ def open_bucket(url: str | os.PathLike, seconds: float = 300, **options: Any) ->
         line = str(error).split("\n")[0]
         if "Account must" in line:
             line += ": set AZURE_STORAGE_ACCOUNT_NAME and a key"
+        elif "recognise" in line:
+            line = "no URL of a bucket: give s3://NAME/FOLDER, gs://..., az://... or a folder"
         raise NoBucket(f"{url}: {line}") from None

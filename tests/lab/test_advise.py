@@ -394,6 +394,8 @@ CONFIG = ["--method", "topk"]
     ([*CONFIG, "--hosts", "3"], "3 nodes do not divide a batch of 128"),
     ([*CONFIG, "--repeats", "0"], "--repeats must be at least 1, got 0"),
     (["--config", "configs/none.py"], "no config file configs/none.py"),
+    (["--config", "none.py"], "no config file none.py (there are configs/diloco.py,"),
+    (["--config", "README.md"], "--config takes a Python file such as configs/diloco.py, got README.md"),
     ([*CONFIG, "--calibrate", "none"], "no results of bench network at none"),
     (["--run-dir", "none"], "no results of bench network at none"),
     (["--run-dir", "none", "--link", "bucket"], "--run-dir does not go with --link bucket"),

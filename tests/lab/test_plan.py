@@ -184,6 +184,13 @@ def test_command_needs_no_data(capsys):
         assert message in capsys.readouterr().err
 
 
+def test_default_methods_go_with_the_optimiser(capsys):
+    assert main("plan --workload ptb_gpt --measure nothing".split()) == 0
+    assert "powersgd" in capsys.readouterr().out
+    assert main("plan --workload ptb_gpt --measure nothing --methods dgc".split()) == 2
+    assert "after --set: optimizer=sgd or dgc.momentum_correction=false" in " ".join(capsys.readouterr().err.split())
+
+
 # --- bytes of a model of the papers -----------------------------------------------------------------------------------
 
 

@@ -43,6 +43,10 @@ def _first(**changes):
 
 def test_states_of_something_else_are_named():
     state, step = _first()
+    with _raises(TypeError, "step takes the LoopState that init or step returned, got a dict"):
+        step({"w": np.zeros(99)}, BATCH)
+    with _raises(TypeError, "loss must be a function (params, batch) -> scalar, got a Compressor"):
+        jgc.make_step(dense(), loss, optax.sgd(0.1), nodes_of("4 devices"))
     local = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes_of("4 devices"))
     init, local_step = local.make_step(loss)
     own = init(jax.random.key(0), PARAMS)

@@ -20,7 +20,10 @@ from jgc.lab.shared.choices import options_of, refuse_given, variants_of, words
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import UserError, values_of_the_user
-from jgc.training.settings.workloads import DEFAULT
+from jgc.training.settings.workloads import DEFAULT, workload_named
+
+WITH_SGD = ("baseline", "dgc", "scalecom", "lgc_ps", "lgc_ring")
+WITH_ADAM = ("baseline", "topk", "scalecom", "qsgd", "powersgd")  # without a momentum, which Adam has
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Plan:
     """model, data set, batch and settings"""
     nodes: int | None = None
     """data-parallel nodes; the workload's if not given"""
-    methods: tuple[str, ...] = ("baseline", "dgc", "scalecom", "lgc_ps", "lgc_ring")
-    """as in compare, or all"""
+    methods: tuple[str, ...] = ()
+    """as in compare, or all; if not given, five that go with the workload's optimiser"""
     alpha: float | None = None
     """share of each layer that is selected; the workload's if not given"""
     devices: int | None = None
@@ -84,7 +87,8 @@ class Plan:
 
     def run(self, line: str) -> None:
         """Plan, and print the tables."""
-        variants = variants_of(words(self.methods))
+        of_sgd = workload_named(self.workload).optimizer == "sgd"
+        variants = variants_of(words(self.methods) or (WITH_SGD if of_sgd else WITH_ADAM))
         if self.alpha is not None and not any(hasattr(settings, "alpha") for settings in variants.values()):
             raise UserError(f"--alpha {self.alpha}: none of {', '.join(variants)} has it")
         options = options_of(self.set, variants)

@@ -94,6 +94,8 @@ def write(
     Raises:
       UserError: no finished run, a file that cannot be read, an unknown row, a full disk.
     """
+    if output.is_file():
+        raise UserError(f"--output must be a folder, got the file {output}")
     runs, unfinished = find(paths)
     groups = pool(runs, by_folder, baseline)
     timed = {} if seconds is None else measured(seconds, groups)

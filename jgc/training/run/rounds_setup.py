@@ -15,7 +15,7 @@ from jgc.training.output.metrics import read
 from jgc.training.run.folder import CONFIG, ROUNDS
 from jgc.training.run.periodic import batches
 from jgc.training.run.setup import Setup
-from jgc.training.settings.config import Config, as_json
+from jgc.training.settings.config import Config, as_json, method_name
 from jgc.training.settings.rounds_config import outer_of
 from jgc.training.settings.saved_config import FREE
 from jgc.training.steps.step import Batch
@@ -51,7 +51,11 @@ def check_bucket(config: Config) -> None:
 def check(setup: Setup, folder: Path) -> None:
     """Raise UserError, before anything is compiled, if the bucket has a run that this node cannot take part in."""
     with one_line(), values_of_the_user():
-        token = jgc.rounds.check(**arguments_of(setup, setup.state.params))
+        try:
+            token = jgc.rounds.check(**arguments_of(setup, setup.state.params))
+        except ValueError as error:
+            named = str(error).replace("the method", method_name(setup.parts.config.compressor), 1)
+            raise UserError(named) from error
     before = {line["run"] for line in read(folder / ROUNDS)}
     if before and before != {token}:
         there = f"the run {token}" if token else "no run"

@@ -182,13 +182,14 @@ def given_config(path: Path | None, method: str | None) -> Config:
 def load_config(path: Path) -> Config:
     """The result of a config file's `get_config()`."""
     if not path.is_file():
-        folder = path.parent if path.parent.is_dir() else CONFIGS
+        folder = path.parent if path.parent != Path() and path.parent.is_dir() else CONFIGS
         known = sorted(str(file) for file in folder.glob("*.py") if not file.name.startswith("_"))
         close = did_you_mean(path.stem, [Path(name).stem for name in known])
         raise UserError(f"no config file {path}{close} (there are {', '.join(known) or 'none'})")
+    spec = importlib.util.spec_from_file_location(f"jgc_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--config takes a Python file such as configs/diloco.py, got {path}")
     try:
-        spec = importlib.util.spec_from_file_location(f"jgc_config_{path.stem}", path)
-        assert spec is not None and spec.loader is not None, "not a Python file"
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         config = module.get_config()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jgc.training.settings.config import Config
+from jgc.training.settings.config import Config, method_name
 from jgc.training.steps.learning_rate import by_validation, current
 from jgc.types import Array, PyTree
 
@@ -69,10 +69,12 @@ def make_optimizer(config: Config, owns_momentum: bool) -> optax.GradientTransfo
     rate = make_rate(config)
     if config.optimizer != "sgd":
         if owns_momentum:
-            corrects = getattr(config.compressor, "momentum_correction", False)
-            also = " or --compressor.no-momentum-correction" if corrects else ""
+            option, entry = "--optimizer sgd", "optimizer=sgd"
+            if getattr(config.compressor, "momentum_correction", False):
+                option += " or --compressor.no-momentum-correction"
+                entry += f" or {method_name(config.compressor)}.momentum_correction=false"
             both = f"both the compressor's memory and {config.optimizer}"
-            raise ValueError(f"{both} have a momentum: use --optimizer sgd{also}")
+            raise ValueError(f"{both} have a momentum: use {option} (after --set: {entry})")
         decay = optax.add_decayed_weights(config.weight_decay, mask=lambda params: decayed(params, config.decay_all))
         adam = config.optimizer == "adam"
         return optax.chain(optax.scale_by_adam(b2=config.adam_beta2) if adam else muon(config), decay, rate)
