@@ -26,6 +26,8 @@ Differs from the specifications
      10,000-fold share a message. It has 16 significant bits, so that products of an element, s and
      S are exact, and decoders that fuse a product with a sum decode to the same bits.
   3. There is no code for NaN: steps with NaN or Inf are skipped before.
+  4. X is at least 2^-126 (the specification: 2^-127) and S at least 2^-117, so that X and s S are
+     normal f32: compiled programs replace smaller ones by 0.
 """
 
 from collections.abc import Callable
@@ -51,7 +53,7 @@ BLOCK_FORMATS = (*_MX, "nvfp4")
 MX_BLOCK, NV_BLOCK, NV_GROUP = 32, 16, 4096
 _GROUP = NV_GROUP // NV_BLOCK  # blocks
 _LARGEST = float(jnp.finfo(E2M1).max) * float(jnp.finfo(E4M3).max)  # 6 x 448
-_TINY = float(jnp.finfo(jnp.float32).tiny)
+_SMALLEST = float(jnp.finfo(jnp.float32).tiny / jnp.finfo(E4M3).smallest_subnormal)  # of S
 _UP = 0.0  # noise below every remainder: rounds up unless x is a value of the format
 
 
@@ -74,8 +76,8 @@ def in_blocks(name: str, at_random: bool = False, field: str = "codes") -> Quant
         v = round_to(v * factor, element, noise(key, v.shape) if at_random else None)
         return codes_of(v, element), scales
 
-    def value(codes, scale):  # half an element times twice the scale: 2^-127 is no normal f32
-        return values_of_codes(codes, element) / 2 * scale
+    def value(codes, scale):
+        return values_of_codes(codes, element) * scale
 
     return Quantiser(
         name, jnp.finfo(element).bits, quantise, value, bucket=block, field=field, in_parts=True,
@@ -112,7 +114,7 @@ def _mx(element: Any, at_most: Array, at_random: bool) -> tuple[Array, tuple[Arr
     exponent = exponent_of(at_most) - int(np.log2(top))
     if at_random:
         exponent += at_most > top * power_of_two(jnp.maximum(exponent, -126))
-    exponent = jnp.clip(exponent, -127, 126)
+    exponent = jnp.clip(exponent, -126, 126)
     return power_of_two(-exponent), (exponent,)
 
 
@@ -121,7 +123,7 @@ def _nv(at_most: Array, at_random: bool) -> tuple[Array, tuple[Array, ...]]:
     group = largest(jnp.pad(at_most, (0, -at_most.size % _GROUP)).reshape(-1, _GROUP))
     bits = lax.bitcast_convert_type(group * np.float32(1 / _LARGEST), jnp.uint32)
     short = lax.bitcast_convert_type(bits & np.uint32(0xFFFFFF00), jnp.float32)  # 16 bits
-    of_group = jnp.maximum(short, _TINY)
+    of_group = jnp.maximum(short, _SMALLEST)
     s = at_most * np.float32(1 / 6) / _spread(of_group, at_most.size)
     s = round_to(s, E4M3, _UP if at_random else None)
     scale = s * _spread(of_group, at_most.size)
@@ -135,14 +137,14 @@ def _spread(of_group: Array, blocks: int) -> Array:
 
 
 def _read_two_levels(payload: Payload) -> list[Array]:
-    """2 s S of every block."""
+    """s S of every block."""
     s = values_of_codes(payload["scales"].astype(jnp.uint32), E4M3)
-    return [2 * s * _spread(payload["group_scales"], s.shape[-1])]
+    return [s * _spread(payload["group_scales"], s.shape[-1])]
 
 
 _E8M0 = ScaleCode(
     write=lambda exponent: {"scales": (exponent + 127).astype(jnp.uint8)},
-    read=lambda payload: [power_of_two(payload["scales"].astype(jnp.int32) - 126)],  # 2 X
+    read=lambda payload: [power_of_two(payload["scales"].astype(jnp.int32) - 127)],
 )
 _TWO_LEVELS = ScaleCode(
     write=lambda s, of_group: {

@@ -33,6 +33,8 @@ def vectors() -> dict[str, np.ndarray]:
         "mostly zeros": (r.normal(size=N) * (r.random(N) < 0.01)).astype(F32),
         "fewer than a block": r.normal(size=13).astype(F32),
         "single": F32([-7]),
+        "tiny": (r.normal(size=N) * 2.0**-105).astype(F32),
+        "near the smallest f32": (r.uniform(1, 8, N) * r.choice([-1, 1], N) * 2.0**-122).astype(F32),
     }
 
 
@@ -49,7 +51,7 @@ def numpys_mx(v: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray, np.ndar
     x = blocks_of(v, 32)
     largest = np.abs(x).max(1)
     exponent = np.where(largest > 0, np.frexp(largest)[1] - 1, -127) - most
-    exponent = np.maximum(exponent, -127)  # E8M0 has no smaller one
+    exponent = np.maximum(exponent, -126)  # the smallest normal f32
     scale = np.ldexp(1.0, exponent)[:, None]
     element = np.clip(x / scale, -top, top).astype(F32).astype(dtype)
     decoded = (element.astype(float) * scale).astype(F32)
@@ -62,7 +64,7 @@ def numpys_nv(v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     largest = np.abs(x).max(1)
     group = blocks_of(largest, 256).max(1) * F32(1 / 2688)
     group = (group.view(np.uint32) & np.uint32(0xFFFFFF00)).view(F32)
-    group = np.repeat(np.maximum(group, np.finfo(F32).tiny), 256)[: largest.size]
+    group = np.repeat(np.maximum(group, F32(2.0**-117)), 256)[: largest.size]
     s = np.clip(largest * F32(1 / 6) / group, 0, 448).astype(E4M3)
     scale = s.astype(F32) * group
     factor = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
