@@ -67,7 +67,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Diagnostics of a step that a node has without further communication. Scalars on each node.
+    """Diagnostics of a step that need no communication. Scalars on each node.
 
     Attributes:
       residual_norm: f32[], L2 norm of this node's residual; 0 without a residual. For sparse

@@ -72,7 +72,7 @@ def _without_padding(all_reduce: Callable[[Array], Array], x: Array) -> Array:
 
 
 def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
-    """Whether a bool[] holds on at least one node, or device of a node if it differs there.
+    """Whether a bool[] is True on at least one node, or device of a node if it differs there.
 
     One all-reduce of an i32; on CPU, if the devices of a node agree, a byte from each node to each.
     """
@@ -95,7 +95,7 @@ def any_true(flag: Array, nodes: Nodes, field: str = "flag") -> Array:
 
 
 def fast_axes(x: Array, nodes: Nodes) -> tuple[str, ...]:
-    """The fast axes along which x differs: between devices of a node that hold other parts."""
+    """The fast axes along which x is sharded or otherwise differs between devices of a node."""
     return tuple(axis for axis in nodes.fast if axis in jax.typeof(x).mat.varying)
 
 
@@ -108,7 +108,7 @@ def sum_inside(x: Array, axes: tuple[str, ...], nodes: Nodes, field: str) -> Arr
 
 
 def mean_inside(x: Array, axes: tuple[str, ...], nodes: Nodes) -> Array:
-    """Mean of x over devices of one node, along fast axes; x itself if it holds no floats."""
+    """Mean of x over devices of a node, along fast axes; x unchanged unless it holds floats."""
     if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     wide = x.astype(at_least_f32(x.dtype))
@@ -117,7 +117,7 @@ def mean_inside(x: Array, axes: tuple[str, ...], nodes: Nodes) -> Array:
 
 
 def exact_mean(tree: PyTree, nodes: Nodes) -> PyTree:
-    """Plain mean over the devices of one node (the fast axes); the tree itself if it has one."""
+    """Plain mean over the devices of a node (the fast axes); unchanged if it has one device."""
     if not nodes.fast:
         return tree
     return jax.tree.map(lambda x: mean_inside(x, fast_axes(x, nodes), nodes), tree)
@@ -166,7 +166,7 @@ def _by_all_to_all(nodes: Nodes) -> bool:
 
 
 def all_to_all(x: Array, nodes: Nodes, field: str) -> Array:
-    """Row k of x to node k: the rows of all nodes for this one, in the order of their index.
+    """Send row k of x to node k; return the rows that all nodes sent to this one, by index.
 
     Both are [K, ...]. With several nodes on a device, one collective carries the rows of all.
     """

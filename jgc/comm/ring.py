@@ -27,7 +27,7 @@ from jgc.types import Array, Key, Nodes
 
 
 def mean_by(algorithm: str) -> Callable[[Array, Nodes, str], Array]:
-    """The mean that a setting names: `pmean` for "psum", `ring_mean` for "ring".
+    """Average by the algorithm of that name: `pmean` for "psum", `ring_mean` for "ring".
 
     Raises:
       ValueError: a different algorithm.
@@ -93,7 +93,7 @@ def segments_of(
     """`i -> f32[m]`, segment i of a code in `places` segments, zeros at the end of the last ones.
 
     If `overlapped`, a segment is computed by itself, `part(start, stop)` with static bounds, so
-    that XLA can do so while the one before is sent; if not, it is cut out of the `whole` code.
+    that XLA can do so while the one before is sent; if not, it is sliced from the `whole` code.
     """
     width = -(-whole.size // places)
 

@@ -19,7 +19,7 @@ def mean_gradients(
     phase: Hashable = None, unroll: bool | None = None, frozen: PyTree = None, seed: int = 0,
     nan_if_skipped: bool = False,
 ) -> tuple[PyTree, Callable]:  # fmt: skip
-    """The mean gradient over nodes, compressed, in the manner of `jax.value_and_grad`.
+    """The mean gradient over nodes, compressed; the interface of `jax.value_and_grad`.
 
     For a trainer that applies gradients itself, such as Flax's `TrainState` or `nnx.Optimizer`;
     otherwise use `jgc.make_step`. The trainer carries the compressor's state from step to step.

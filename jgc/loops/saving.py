@@ -33,8 +33,8 @@ def as_arrays(state: S) -> S:
 
     Phases and the types of random keys become bytes, and keys become their data. Orbax saves no
     empty arrays, so an axis of length 0 becomes one of length 1 (longer where devices divide it).
-    Save the result, and restore it into the `as_arrays` of a fresh state, which tells where arrays
-    lie (docs/your_loop.md, Checkpoints); its `jax.eval_shape` will do, too.
+    Save the result, and restore it into the `as_arrays` of a fresh state, which determines the
+    placement (docs/your_loop.md, Checkpoints); its `jax.eval_shape` also works.
 
     Checksums take a core about a second per GB; each process reads its shards. Collective: with
     several processes all must call this function.

@@ -37,7 +37,7 @@ class LoopState(NamedTuple):
 
     Attributes:
       step: steps so far, skipped ones included, on the host.
-      phase: the phase of the last step, on the host; before the first step, that of the first.
+      phase: the phase of the last step, on the host; initially the first phase.
       params: the parameters, equal on all nodes.
       opt_state: the optimiser's state, equal on all nodes.
       compressor: the compressor's state; its local leaves have a leading axis [K].

@@ -44,7 +44,7 @@ def with_nodes(state: S, fresh: S) -> S:
         init, step = jgc.make_step(loss, compressor, optimizer, nodes)
         state = jgc.with_nodes(state, init(key, state.params))      # of 8 nodes before
 
-    Every node goes on from the mean over the old nodes, so mean residual and momentum do not
+    Every node starts from the mean over the old nodes, so mean residual and momentum do not
     change:
 
       - floats of each node, [K, ...], become their mean in float64 over the old nodes: residuals,

@@ -60,7 +60,8 @@ def as_optax(
         momentum and weight decay go on.
 
     Raises:
-      TypeError: no compressor, such as settings; at `init`, a leaf that is not an array.
+      TypeError: `compressor` is not a Compressor, but e.g. settings; at `init`, a leaf that is
+        not an array.
       ValueError: several phases and neither `phase` nor `switched`, or both; a `phase` that the
         schedule does not have; `switched` with a method that finds its phases during the run; at
         `init`, with one whose transition changes the state.

@@ -13,7 +13,7 @@ class StepBytes(NamedTuple):
 
     Attributes:
       device: bytes that one device sends to other nodes in the compiled exchange, flag included; 0
-        if all nodes are on one device. Without traffic between devices of one node, and without the
+        if all nodes are on one device. Excludes traffic between devices of one node, and the
         metrics of `jgc.make_step`.
       node: bytes that one node sends up in the topology of the method's paper; with a leader, the
         mean over nodes.
@@ -36,7 +36,7 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
       nodes: the layout.
 
     Raises:
-      TypeError: no compressor, no nodes, or a leaf that is not an array.
+      TypeError: not a Compressor, not a `Nodes`, or a leaf that is not an array.
 
     Example:
       >>> import jax, jgc

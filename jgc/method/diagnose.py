@@ -77,7 +77,7 @@ def diagnose(
       gradients: the mean over these devices, for their shards in the largest group of leaves.
 
     Raises:
-      TypeError: no compressor, or a `Phase` instead of its value.
+      TypeError: `compressor` is not a Compressor, or a `Phase` instead of its value.
       ValueError: a phase that the method does not have.
     """
     check_compressor(compressor)
@@ -164,7 +164,7 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
       are left out.
 
     Raises:
-      TypeError: no compressor.
+      TypeError: `compressor` is not a Compressor.
       ValueError: `state.local` of all nodes, with their axis.
     """
     check_compressor(compressor)

@@ -57,7 +57,7 @@ def encode(
       unchanged, and the message must not be decoded.
 
     Raises:
-      TypeError: no compressor, or a `Phase` instead of its value.
+      TypeError: `compressor` is not a Compressor, or a `Phase` instead of its value.
       ValueError: the method communicates before its message is complete; the state is of shards;
         a phase that the method does not have.
 

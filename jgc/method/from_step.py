@@ -50,7 +50,7 @@ def from_step(
     form: str = "joined",
     check: Callable[[dict[str, Any]], None] | None = None,
 ) -> Compressor:
-    """Make a compressor of a step.
+    """Build a compressor from a step function.
 
     Args:
       step: `(phase, key, v, state, layers, nodes) -> Step`, one step on one node, of v f32[n], its

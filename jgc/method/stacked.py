@@ -35,7 +35,7 @@ def stacked(rule: Rule, compressor: Compressor) -> Compressor:
       compressor: a method, or a combination of methods.
 
     Raises:
-      TypeError: no compressor, such as settings.
+      TypeError: the argument is not a Compressor, but e.g. settings.
       ValueError: the rule is not a regular expression; or, at `init`, it matches no leaf, or one of
         fewer than two dimensions.
 

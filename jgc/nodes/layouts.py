@@ -31,9 +31,9 @@ def make_nodes(
     """Lay out `count` nodes on the devices that are present.
 
     With one device, all nodes are emulated on it (on a mesh if it is not JAX's default device);
-    with fewer devices than nodes, every device gets equally many nodes. With several processes
-    (`jax.distributed`), every process gets equally many nodes. Devices of several TPU slices are
-    taken slice after slice, equally many of each.
+    with fewer devices than nodes, every device gets the same number of nodes. With several
+    processes (`jax.distributed`), every process gets the same number. Devices of several TPU
+    slices are taken slice after slice, the same number of each.
 
     Args:
       count: K, at least 1.

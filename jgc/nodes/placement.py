@@ -24,7 +24,7 @@ BATCH = "batch"  # leading axes [K, b]: a node's examples, split over its device
 
 @dataclass(frozen=True)
 class Sharded:
-    """The placement of an array that the devices of a node divide, e.g. a parameter under FSDP.
+    """The placement of an array that is sharded within a node, e.g. a parameter under FSDP.
 
     Attributes:
       placement: SHARED, or LOCAL for an array with a leading axis [K].
@@ -113,7 +113,7 @@ def locally(placements: PyTree) -> PyTree:
 
 
 def any_divided(placements: PyTree) -> bool:
-    """Whether the devices of a node divide an array of a tree of placements."""
+    """Whether an array of a tree of placements is sharded within a node."""
     return any(isinstance(x, Sharded) for x in jax.tree.leaves(placements))
 
 

@@ -33,7 +33,7 @@ class BucketError(Exception):
 
 
 class NoBucket(BucketError):
-    """The bucket does not exist or does not let this process in: trying again does not help."""
+    """The bucket does not exist, or access is denied: trying again does not help."""
 
 
 _MISSING = "there is no such bucket; create it first"

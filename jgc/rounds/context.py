@@ -14,7 +14,7 @@ from jgc.rounds.requests import Request, Requests, Wait
 
 
 class RoundsError(Exception):
-    """The reason, in one line, why a node cannot take part any longer."""
+    """Raised when a node can no longer take part, with the reason in one line."""
 
 
 class Timeout(RoundsError):
@@ -61,8 +61,8 @@ class Rules(NamedTuple):
       outliers: a message whose norm exceeds this multiple of the median does not count; 0 for all.
       checkpoint_every: rounds between checkpoints.
       retained: rounds whose objects are kept for nodes that are behind.
-      poll: shortest and longest pause between two looks at the bucket, in seconds.
-      patience: seconds by which each further node waits longer to make the list.
+      poll: shortest and longest polling interval, in seconds.
+      patience: extra delay of each successive node before it makes the list, in seconds.
     """
 
     quorum: int = 1

@@ -96,7 +96,7 @@ def check(
     overlap: int = 0, merge: float | str | None = None, folder: str | os.PathLike | None = None,
     pause: Callable[[float], Any] | None = None, **arguments: Any,
 ) -> str | None:  # fmt: skip
-    """The token of the run that `join` would take part in; None if it would begin one.
+    """The token of the run that `join` would take part in; None if it would start a new run.
 
     One request, which changes nothing: call it before a long compilation. It takes the arguments
     of `join`; `folder` and `pause` are not used, and the parameters may be shapes. Raises the
@@ -124,7 +124,7 @@ def join(
     folder: str | os.PathLike | None = None, settings: Mapping[str, Any] | None = None,
     seed: int = 0, pause: Callable[[float], Any] = time.sleep, **rules: Any,
 ) -> Rounds:  # fmt: skip
-    """Take part in a run that lives in a bucket; the first node begins it.
+    """Join the run in a bucket; the first node creates it.
 
     Compile the training step before: others wait for this node from now on. The processes of a
     `jax.distributed` job are one node: all call `join`, and later `exchange` and `leave`, together.

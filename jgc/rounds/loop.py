@@ -25,7 +25,7 @@ class Rounds:
 
     Attributes:
       params: the shared parameters as this node knows them, a tree like the argument of `join`.
-      last: the `Outcome` of the newest exchange that has ended; None before the first.
+      last: the `Outcome` of the last completed exchange; None before the first.
       coming: the round of the next local steps; with overlap, the exchange before may be under way.
     """
 
