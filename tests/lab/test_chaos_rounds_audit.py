@@ -4,13 +4,14 @@ import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("obstore")
 
-from jgc.lab.chaos.rounds import audit as audits, node as nodes
+from jgc.lab.chaos.rounds import accounts, audit as audits, node as nodes
 from jgc.lab.chaos.rounds.accounts import read_balance, write_balance
 from jgc.lab.chaos.rounds.audit import Audit, Round, goodput
 from jgc.lab.chaos.rounds.node import Settings
@@ -217,3 +218,22 @@ def test_goodput_is_at_most_what_step_times_allow():
     # one node's gain does not hide a different node's loss
     rounds = [_round(i, seen, "a" if i == 2 else "ab") for i, seen in enumerate((3, 5, 10, 15))]
     assert goodput(rounds, ["a", "b"], _never, MOST)[0] == 12 * MOST + 640
+
+
+def test_a_kill_in_the_exchange_that_opens_an_account_brings_nothing_of_the_old_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(accounts, "_left", lambda member: np.zeros(3))
+    member = SimpleNamespace(lost=0, shared=SimpleNamespace(number=3), incarnation="a")
+    account = accounts.Account(tmp_path)
+    account.open(member, None)
+    account.begin(member, np.full(3, np.nan))
+    member.lost, member.shared = 1, SimpleNamespace(number=4)  # not finite: lost, a new account
+    account.end(member, np.full(3, np.nan))
+    returned = SimpleNamespace(lost=0, shared=SimpleNamespace(number=4), incarnation="b")
+    account = accounts.Account(tmp_path)
+    account.open(returned, 4)
+    assert account.balance.opened == 4 and account.balance.incarnations == ("a", "b")
+    assert np.array_equal(account.balance.moved, np.zeros(3))
+    account.begin(returned, np.ones(3))  # and killed before its end, with the difference on disk
+    account = accounts.Account(tmp_path)
+    account.open(returned, 4)
+    assert np.array_equal(account.balance.moved, np.ones(3))

@@ -59,8 +59,10 @@ class Account:
         if member.lost or flying is None or started is None or not self.number:
             return self._new(member)
         old = read_balance(self.folder / f"balance-{self.number - 1}.npz")
-        # the difference of the exchange in which the process was killed counts if it was on disk
-        moved = flying["moved"] + (flying["difference"] if flying["round"] <= started else 0)
+        moved = old.moved
+        if flying["account"] == self.number - 1:  # else killed in the exchange that opened this one
+            # the difference of the exchange in which the process was killed counts if it was on disk
+            moved = flying["moved"] + (flying["difference"] if flying["round"] <= started else 0)
         incarnations = (*old.incarnations, member.incarnation)
         self.balance = old._replace(moved=moved, incarnations=incarnations)
         self.number -= 1
@@ -70,7 +72,7 @@ class Account:
         """Before an exchange, while nothing of it is on the node's disk."""
         _write(
             self.folder / "flying.npz", moved=self.balance.moved, difference=difference,
-            round=np.array(member.shared.number),
+            round=np.array(member.shared.number), account=np.array(self.number),
         )  # fmt: skip
 
     def end(self, member: Member, difference: Vector | float = 0.0) -> None:
