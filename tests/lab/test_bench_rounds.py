@@ -398,12 +398,13 @@ def test_the_page_has_every_part(tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_the_page_names_every_command_that_measured(tmp_path):
+def test_the_page_names_the_first_command_and_the_file_of_all(tmp_path):
     for line in ("first --part newcomer", "second", "first --part newcomer"):
         page.note_command(tmp_path, line)
     page.write(tmp_path, "third --part page")
     text = (tmp_path / page.PAGE).read_text()
-    assert text.startswith(f"# {page.TITLE}\n\n    first --part newcomer\n    second\n\n")
+    assert text.startswith(f"# {page.TITLE}\n\n    first --part newcomer\n\nand 1 more, in [commands.txt]")
+    assert (tmp_path / page.COMMANDS).read_text() == "first --part newcomer\nsecond\n"
 
 
 def test_an_empty_folder_has_a_page(tmp_path):

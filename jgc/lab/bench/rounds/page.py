@@ -25,7 +25,7 @@ from jgc.lab.shared.rate import bytes_per_second
 PAGE, TITLE = "README.md", "Rounds through a bucket on slow links"
 CLAIMS = (("qsgd", "10mbit"), ("sparseloco", "1mbit"))  # with H = 30
 COMMANDS = "commands.txt"
-ABOUT = """The commands at the top filled this page together: none measures again what the folder holds.
+ABOUT = """The commands filled this page together: none measures again what the folder holds.
 
 Four nodes are processes in network namespaces, each behind `tc tbf` at the rate in both directions;
 the bucket is SeaweedFS on a host without a rate, behind a relay at which every request waits for
@@ -35,7 +35,8 @@ round. Bytes and requests are a node's in a round: "up" and "down" count objects
 300 bytes an entry), "link" what its interface counts, headers included. "In series":
 requests one by one: the upload of the last message, and from its arrival until a node has
 the list. With overlap steps go on meanwhile, and none is shown; a step takes longer then, because
-the exchange uses the same cores, and utilisation counts that as time in steps. Losses are of the shared
+the exchange uses the same cores, and utilisation counts that as time in steps. It does not depend on
+the outer step, as losses do; the chart's outer steps are not the defaults. Losses are of the shared
 parameters, on 128 windows of the validation text; evaluating takes no time of a run. The optimiser
 is the workload's AdamW with a constant rate after its warm-up. torchft is its `LocalSGD`, which
 averages after a quorum and before a commit. An empty place was not measured. Learned top-k has
@@ -60,7 +61,7 @@ def write(folder: Path, line: str) -> str:
 
     Args:
       folder: of results.
-      line: the command line; the page shows those that measured.
+      line: the command line, for a folder without any; the page shows the first that measured.
     """
     if not (folder / COMMANDS).exists():
         note_command(folder, line)
@@ -68,14 +69,15 @@ def write(folder: Path, line: str) -> str:
     results = read_cells(folder)
     chart = {cell: x for cell, x in results.items() if cell.steps != overlap.ENDLESS}
     searches = {cell: x for cell, x in results.items() if cell.steps == overlap.ENDLESS}
-    parts = [_claims(chart)] if chart else []
+    parts = [f"and {len(commands) - 1} more, in [{COMMANDS}]({COMMANDS})."] if commands[1:] else []
+    parts += [_claims(chart)] if chart else []
     parts += _chart(chart, folder)
     if found := overlap.pairs(chart):
         parts += ["## Overlap in the runs of the chart", PAIRS, tables.of_pairs(found)]
     parts += _overlap(searches)
     parts += _newcomers(folder)
     text = "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
-    write_page(folder / PAGE, TITLE, "\n    ".join(commands), f"{text}\n")
+    write_page(folder / PAGE, TITLE, commands[0], f"{text}\n")
     return text
 
 
