@@ -6,12 +6,12 @@ import pytest
 from word_rates import ROOT, WORDS, count, prose_of_checkout, prose_of_module, prose_of_page, rates
 
 LIMITS = {  # per 100 kB: library, commands, docs. The goal is 1, 1 and 2 for every word; lower them, never raise them
-    "own": (1, 1.5, 1),
+    "own": (1, 1, 1),
     "in place of": (1, 1, 1),
     "beside": (1, 1, 1),
-    "alone": (1, 1.5, 1),
+    "alone": (1, 1, 1),
     "another": (1, 1, 1),
-    "those of": (1, 2, 1),
+    "those of": (1, 1, 1),
     "what is sent": (1, 1, 1),
     "as ever": (1, 1, 1),
     "so many": (1, 1, 1),

@@ -20,7 +20,7 @@ from PIL import Image
 AREA = (0.08, 1.0)  # of the image
 ASPECT = (3 / 4, 4 / 3)  # width over height
 TRIES = 10
-CENTRAL = 224 / 256  # an evaluated crop's side in those of the resized image
+CENTRAL = 224 / 256  # an evaluated crop's side, relative to the resized image's
 
 # Pillow raises these for a file that is no image, or a truncated one
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)

@@ -139,7 +139,7 @@ def resnet(
     """A ResNet for images f32[b, h, w, c].
 
     `stem` is "cifar" (3x3, stride 1) or "imagenet" (7x7, stride 2, then max pooling), `shortcut` "identity" or
-    "projection", `width` the channels of the stem; None for those of the depth. `zero_init`: see the module.
+    "projection", `width` the channels of the stem; None for the depth's. `zero_init`: see the module.
     """
     check_model(num_classes, norm, ("batch", "group"))  # without a norm the activations grow from block to block
     check_choice("depth", depth, tuple(FAMILIES))

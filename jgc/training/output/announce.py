@@ -99,7 +99,7 @@ def _notes_on_exchanges(local: LocalParts, steps: int) -> list[str]:
 
 
 def describe(cost: PhaseCost, seconds: float, every: int | None = None) -> str:
-    """The line that a run prints when a phase begins. `every`: with local steps, those of a round."""
+    """The line that a run prints when a phase begins. `every`: with local steps, of a round."""
     leader = f"{size(cost.leader)} from the leader, " if cost.leader != cost.worker else ""
     begin, what = ("step", "a step") if every is None else ("exchange", f"a round of {every} steps")
     return (

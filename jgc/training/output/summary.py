@@ -98,7 +98,7 @@ def _phase(
 
 
 def _exchanges(config: Config, lines: Sequence[Line]) -> float:
-    """Exchanges in a step. In rounds through a bucket a node may take its own number of steps."""
+    """Exchanges in a step. In rounds through a bucket nodes may take different numbers of steps."""
     if config.rounds.bucket:
         return sum("round" in line for line in lines) / max(1, len(lines))
     return config.local.fragments / (config.local.every or 1)

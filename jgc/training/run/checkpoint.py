@@ -200,7 +200,7 @@ def _move_aside(manager: ocp.CheckpointManager, steps: list[int]) -> None:
 
 
 def checksum(host: dict[str, Any]) -> int:
-    """CRC-32 of plain data, without their own checksum."""
+    """CRC-32 of plain data, without the checksum."""
     rest = {name: value for name, value in host.items() if name != CHECKSUM}
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 

@@ -1,4 +1,4 @@
-"""The training loop with local steps. It differs from `loop.train` in what happens after each node's own step."""
+"""The training loop with local steps. It differs from `loop.train` in what happens after each node's step."""
 
 import math
 from collections.abc import Callable
@@ -191,7 +191,7 @@ class Divergence:
 
 
 def watch(run_config: Config, local: LocalParts | None, lines: Any) -> Callable[[int, float, bool], str]:
-    """The function that a recorder calls after every step. `lines` are those of the run so far."""
+    """The function that a recorder calls after every step. `lines`: of the run so far."""
     if local is None:
         return lambda step, loss, finite: ""
     divergence = Divergence(run_config, local, next((line["loss"] for line in lines), None))

@@ -8,7 +8,7 @@ ABSURD = 10.0  # times the run's first loss
 
 
 class Proof:
-    """Follows the losses and checkpoints of a run. With local steps each process follows its own nodes' losses.
+    """Follows the losses and checkpoints of a run. With local steps each process follows the losses of its nodes.
 
     Attributes:
       first: the loss of the run's first step; None before.

@@ -209,7 +209,7 @@ def load_config(path: Path) -> Config:
 ABOUT = """Train a network with compressed gradients; ends with a table of accuracy, time and bytes by phase.
 
 --method NAME names the method, one of {methods}. Alternatively, --config FILE is a Python file whose get_config()
-returns a Config. The defaults below are for {method} and its workload; --method NAME --help shows those of NAME.
+returns a Config. The defaults below are for {method} and its workload; --method NAME --help shows NAME's.
 
     {program} --method lgc_ps
 

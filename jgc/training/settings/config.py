@@ -25,7 +25,7 @@ from jgc.training.settings.workloads import DEFAULT, Schedule, Workload, workloa
 from jgc.wire.values import ValueCode
 
 OPEN = -(2**31)  # stands for the workload's value; a -1 that a user gives is refused
-MOST_NODES = 4096  # each has its own gradients in the program; a million never compile
+MOST_NODES = 4096  # each has gradients in the program; a million never compile
 M = TypeVar("M")
 
 
@@ -82,7 +82,7 @@ class LayersConfig:
     """value code of the top-k layers; quantisation error goes to the residual"""
     shard: bool = False
     """divide each parameter of two or more dimensions among the devices of its node (FSDP), in its largest dimension
-    that they divide evenly; each device then compresses its own shards. Needs --devices-per-node"""
+    that they divide evenly; each device then compresses its shards. Needs --devices-per-node"""
     stacked: str = ""
     """pattern of parameters [L, ...] that hold L layers, as with jax.lax.scan: each layer is compressed separately"""
 
@@ -139,7 +139,7 @@ class DistributedConfig:
 
 @dataclass(frozen=True)
 class Config(Generic[M]):
-    """Settings of a run; the compressor's are those of its method's dataclass."""
+    """Settings of a run; the compressor's are fields of its method's dataclass."""
 
     compressor: M
     workload: str = DEFAULT

@@ -1,4 +1,4 @@
-"""Compiled programs that a run keeps for its next start (`--compile-cache`), in JAX's own persistent cache.
+"""Compiled programs that a run keeps for its next start (`--compile-cache`), in JAX's persistent cache.
 
 JAX writes entries in place. A process that is killed meanwhile leaves a truncated entry that JAX rejects at every start
 and never rewrites: such entries are deleted.
@@ -17,7 +17,7 @@ FOLDER = "programs"  # in the run folder
 
 @contextmanager
 def kept_programs(setting: str, run_dir: Path, writes: bool) -> Iterator[None]:
-    """Keep the block's compiled programs, and use those of earlier starts.
+    """Keep the block's compiled programs, and use the ones that earlier starts kept.
 
     Without a `setting` (--compile-cache), a folder that JAX has already (JAX_COMPILATION_CACHE_DIR) stays in use.
     `writes`: whether this process may delete entries.

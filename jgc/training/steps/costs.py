@@ -38,7 +38,7 @@ def gradient_bytes(params: PyTree) -> float:
 
 
 def phase_cost(compressor: Compressor, phase: Phase, params: PyTree, nodes: Nodes) -> PhaseCost:
-    """The cost of a phase, from shapes alone."""
+    """The cost of a phase, from shapes."""
     if any(tuple(sharding_spec(x)) for x in jax.tree.leaves(params)):
         wire = compressor.wire(phase.value, params, nodes)
         return _cost(phase, wire, wire, params, nodes)

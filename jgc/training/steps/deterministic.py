@@ -36,7 +36,7 @@ def takes_gpu(platforms: str) -> bool:
 
 
 def with_flags(given: str) -> str:
-    """XLA_FLAGS with those of `FLAGS` that are missing.
+    """XLA_FLAGS and the missing ones of `FLAGS`.
 
     Example:
       >>> with_flags("--xla_gpu_autotune_level=1 --xla_dump_to=x")

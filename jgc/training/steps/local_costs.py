@@ -1,4 +1,4 @@
-"""Bytes of a phase, with local steps those of a round: H steps, in which every fragment is exchanged once."""
+"""Bytes of a phase, with local steps of a round: H steps, in which every fragment is exchanged once."""
 
 from collections.abc import Sequence
 

@@ -82,7 +82,7 @@ def write(folder: Path, line: str) -> str:
 
 
 def note_command(folder: Path, line: str) -> None:
-    """Add a command that measured to those of the folder."""
+    """Add a command that measured to the folder's."""
     path = folder / COMMANDS
     lines = path.read_text().splitlines() if path.exists() else []
     if line not in lines:
