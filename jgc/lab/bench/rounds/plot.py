@@ -24,7 +24,7 @@ WORDS = {
     (TORCH, 0): "PyTorch local SGD over Gloo", (TORCHFT, 0): "torchft LocalSGD over Gloo",
 }  # fmt: skip
 AXES = {  # settings of a cell that a panel varies, and its label
-    "rate": "rate of a node's link, Mbit/s", "every": "H, local steps of a round",
+    "rate": "rate of a node's link, Mbit/s", "every": "H, local steps in a round",
     "delay_ms": "delay of a request, ms",
 }  # fmt: skip
 
@@ -38,7 +38,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for axes, name in zip(upper.subplots(1, len(AXES), sharey=True), AXES, strict=True):
         _utilisation(axes, name, _along(name, centre, rows))
         axes.set_title(_place(centre, without=name), fontsize=9)
-    upper.axes[0].text(-0.27, GOAL - 0.055, f"{GOAL}", fontsize=7)
+    upper.axes[-1].text(0.5, 0.04, f"grey line: the goal, {GOAL}", fontsize=8, ha="center")
     upper.axes[0].set_ylabel("utilisation: local steps / wall time", fontsize=8)
     by_rate = _along("rate", centre, rows)
     panels = lower.subplots(1, len(rates), squeeze=False, sharey=True)[0]
@@ -73,7 +73,7 @@ def _along(name: str, centre: Mapping[str, Any], rows: Sequence[Row]) -> list[Ro
 def _place(centre: Mapping[str, Any], without: str = "") -> str:
     words = {
         "rate": link(centre["rate"]), "every": f"H = {centre['every']}",
-        "delay_ms": f"{centre['delay_ms']:g} ms",
+        "delay_ms": f"{centre['delay_ms']:g} ms of delay" if centre["delay_ms"] else "no delay",
     }  # fmt: skip
     return ", ".join(text for name, text in words.items() if name != without)
 
