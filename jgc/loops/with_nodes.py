@@ -27,7 +27,7 @@ from jgc.types import Array, PyTree
 
 S = TypeVar("S")
 
-ON_HOST = ("step", "phase", "phases")  # fields that are no arrays
+ON_HOST = ("step", "phase", "phases")  # fields that are not arrays
 # fields whose leaves have a leading axis [K]
 OF_NODES = ("own", "inner", "largest_norm", "model_state")
 

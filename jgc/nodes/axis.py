@@ -55,8 +55,8 @@ def on_nodes(
       A function of whole arrays: LOCAL and BATCH arrays have a leading axis [K].
 
     Raises:
-      TypeError: `nodes` is no layout; `ins` is not a tuple; when called, a leaf of an argument that
-        is neither an array nor a number.
+      TypeError: `nodes` is not a `Nodes`; `ins` is not a tuple; when called, a leaf of an argument
+        that is neither an array nor a number.
       ValueError: an unknown placement; an output declared SHARED with `communicates=False`; when
         called, a wrong number of arguments, a LOCAL or BATCH argument whose first axis is not K, an
         output declared SHARED that differs between nodes, a LOCAL one that differs between the
@@ -111,7 +111,8 @@ def on_nodes(
 def check_node_axes(placements: PyTree, tree: PyTree, nodes: Nodes, name: str) -> None:
     """Raise ValueError, naming the leaf, unless arrays of nodes have a leading axis [K].
 
-    Also for a batch without examples: its mean loss is NaN. TypeError for a leaf that is no array.
+    Also for a batch without examples: its mean loss is NaN. TypeError for a leaf that is not an
+    array.
     """
     # K, but for layouts in which one node stands for all (`comm.local_copies`)
     count = nodes.per_device * (nodes.size(nodes.slow) if nodes.slow else 1)

@@ -21,7 +21,7 @@ def place(tree: PyTree, placements: PyTree, nodes: Nodes) -> PyTree:
     the result deletes it.
 
     Raises:
-      TypeError: `nodes` is no layout; a leaf is neither an array nor a number.
+      TypeError: `nodes` is not a `Nodes`; a leaf is neither an array nor a number.
       ValueError: an unknown placement, or the first axis of a LOCAL or BATCH leaf is not K.
     """
     check_nodes(nodes)

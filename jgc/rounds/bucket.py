@@ -213,5 +213,5 @@ def open_bucket(url: str | os.PathLike, seconds: float = 300, **options: Any) ->
         if "Account must" in line:
             line += ": set AZURE_STORAGE_ACCOUNT_NAME and a key"
         elif "recognise" in line:
-            line = "no URL of a bucket: give s3://NAME/FOLDER, gs://..., az://... or a folder"
+            line = "not the URL of a bucket: give s3://NAME/FOLDER, gs://..., az://... or a folder"
         raise NoBucket(f"{url}: {line}") from None

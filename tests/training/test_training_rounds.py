@@ -121,7 +121,7 @@ def test_a_method_that_cannot_is_named_before_anything_is_written(tmp_path, meth
 
 @pytest.mark.parametrize("bucket, named", [
     ("/nowhere/at/all", "/nowhere/at/all: No such file or directory; give an existing folder or a URL"),
-    ("az://container/run", "AZURE_STORAGE_ACCOUNT_NAME"), ("bogus://x", "bogus://x: no URL of a bucket: give s3://"),
+    ("az://container/run", "AZURE_STORAGE_ACCOUNT_NAME"), ("bogus://x", "bogus://x: not the URL of a bucket: give s3://"),
 ])  # fmt: skip
 def test_no_bucket_and_no_credentials_are_one_line(tmp_path, bucket, named, monkeypatch):
     monkeypatch.setattr(loop, "build", lambda *_: pytest.fail("built all the same"))

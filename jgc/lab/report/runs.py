@@ -119,7 +119,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[Path]]:
     """The finished runs in run folders or in folders at any depth above, and the folders of unfinished ones.
 
     Raises:
-      UserError: a path is no folder, holds no run, or is itself a run that has not finished.
+      UserError: a path is not a folder, holds no run, or is itself a run that has not finished.
     """
     runs: dict[Path, Run] = {}
     unfinished: list[Path] = []

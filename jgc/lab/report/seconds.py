@@ -76,7 +76,7 @@ def _said(path: Path) -> tuple[dict[str, str], Path]:
     if not rows or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f'{path} must hold {{"results": PATH, "rows": {{ROW: MEASUREMENT, ...}}}}, all of them strings')
     if not (path.parent / recorded["results"]).is_file():
-        raise UserError(f"{path} names {path.parent / recorded['results']}, which is no file")
+        raise UserError(f"{path} names {path.parent / recorded['results']}, which is not a file")
     return rows, path.parent / recorded["results"]
 
 

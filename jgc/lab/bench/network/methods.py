@@ -98,7 +98,7 @@ def split(name: str) -> tuple[str, int | None]:
     """A row's name without `every=H`, and H; None without it.
 
     Raises:
-      UserError: H is no number above 0.
+      UserError: H is not a number above 0.
 
     Example:
       >>> split("topk:every=30:alpha=0.01"), split("ddp_f32")
