@@ -23,12 +23,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "rounds.py"
 LIMIT = 300
 
 
-def _start(bucket, node, cwd, rounds=12, **environment):
+def _start(bucket, node, cwd, rounds=12, quorum=2, **environment):
     clean = {k: x for k, x in os.environ.items() if k != "XLA_FLAGS"}
     environment = clean | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | environment
     return subprocess.Popen(
-        [sys.executable, EXAMPLE, str(bucket), node, "--rounds", str(rounds)], env=environment, cwd=cwd, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, EXAMPLE, str(bucket), node, "--rounds", str(rounds), "--quorum", str(quorum)],
+        env=environment, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
@@ -75,10 +75,10 @@ def test_two_servers_run_on_one_machine_and_one_that_ends_is_said_at_once(server
 
 
 def test_three_processes_on_a_real_server(server, tmp_path):
-    nodes = [_start("s3://runs/one", node, tmp_path, rounds=15, **server) for node in "abc"]
+    nodes = [_start("s3://runs/one", node, tmp_path, rounds=15, quorum=3, **server) for node in "abc"]
     digests = [_digests(_ends(process)) for process in nodes]
     both = set.intersection(*(set(x) for x in digests))
-    assert len(both) >= 10 and all(len({x[i] for x in digests}) == 1 for i in both)
+    assert len(both) == 15 and all(len({x[i] for x in digests}) == 1 for i in both)
 
 
 @pytest.mark.parametrize("count", [4])
