@@ -46,6 +46,7 @@ LOCAL_STEPS = {  # the first are shown on the gallery's picture
     "adamw": "AdamW",
     "diloco_30": "DiLoCo",
     "diloco_4bit": "DiLoCo, 4 bits",
+    "muloco_4bit": "MuLoCo, 4 bits",
     "demo": "DeMo",
     "powersgd": "PowerSGD",
     "topk": "top-k, 1.6 %",
@@ -53,7 +54,10 @@ LOCAL_STEPS = {  # the first are shown on the gallery's picture
     "sparseloco_10": "SparseLoCo, H = 10",
     "diloco_10": "DiLoCo, H = 10",
     "muloco_30": "MuLoCo",
-    "muloco_4bit": "MuLoCo, 4 bits",
+    "muloco_4bit_feedback": "MuLoCo, 4 bits, feedback",
+    "muloco_2bit": "MuLoCo, 2 bits",
+    "muloco_2bit_feedback": "MuLoCo, 2 bits, feedback",
+    "diloco_nvfp4_feedback_two_shot": "DiLoCo, NVFP4, feedback, two shots",
     "diloco_4bit_ring": "DiLoCo, 4 bits, ring",
     "diloco_4bit_two_shot": "DiLoCo, 4 bits, two shots",
     "diloco_4bit_hadamard": "DiLoCo, 4 bits, Hadamard",
@@ -74,7 +78,7 @@ LOCAL_STEPS = {  # the first are shown on the gallery's picture
     "lgc_ps": "LGC, local steps",
     "adamw_one_node": "AdamW, one node",
 }
-SHOWN = 8
+SHOWN = 9
 
 
 def rows(page: str) -> dict[str, list[str]]:
