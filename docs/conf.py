@@ -24,7 +24,10 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300  # a wait for a busy machine, not a measure of the cells, which take seconds
 nb_merge_streams = True
 
-suppress_warnings = ["ref.python"]  # values of a Literal are looked up as if they were types: 'scale', 'mean'
+suppress_warnings = [
+    "ref.python",  # values of a Literal are looked up as if they were types: 'scale', 'mean'
+    "toc.not_included",  # the tables behind a result page are reached from it, not from the sidebar
+]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say what arguments are
