@@ -53,10 +53,12 @@ def levels_of(bits: int, bucket: int, norm: Norm, nearest: bool = False) -> Quan
         level = (low + (up < level - low).astype(jnp.float32)).astype(jnp.int32)
         return jnp.where(v < 0, level + sign_bit, level), (norms,)
 
+    # level (norm / s), not level / s norm: jit of JAX 0.10.2 moves the constant to the norm in some
+    # layouts, and nodes with different versions of JAX must decode to the same bits
     def value(codes, norm):
         codes = codes.astype(jnp.int32)
         level = codes & (sign_bit - 1)
-        return jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) / s * norm
+        return jnp.where(codes >= sign_bit, -level, level).astype(jnp.float32) * (norm / s)
 
     return Quantiser(f"qsgd, {bits} bits", bits, quantise, value, bucket=bucket, in_parts=True)
 
