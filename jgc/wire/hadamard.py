@@ -54,9 +54,9 @@ def rotate_back(v: Array, block: int) -> Array:
       >>> jnp.abs(rotate_back(rotate(v, 4), 4))
       Array([8., 0., 0., 0., 3.], dtype=float32)
     """
-    # A processor may fuse a decoder's product with the sums below, which rounds otherwise, and nodes
-    # on different processors would hold other bits. A selection between them prevents that; XLA
-    # removes an `optimization_barrier` before it fuses.
+    # A processor may fuse a decoder's product with the sums below, which rounds otherwise, and
+    # nodes on different processors would hold other bits. A selection between them prevents that;
+    # XLA removes an `optimization_barrier` before it fuses.
     v = jnp.where(v == 0, 0, v)
     return _of_blocks(v, block, lambda x: _transformed(x, _log2(block) // 2) * _signs(block))
 
