@@ -207,7 +207,8 @@ def _warnings_of(step, state, batches):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", jgc.SkippedStepsWarning)
         for batch in batches:
-            state, _ = step(state, batch)
+            state, metrics = step(state, batch)
+            jax.block_until_ready(metrics)  # a host that is far ahead warns later
     return [str(x.message) for x in caught if x.category is jgc.SkippedStepsWarning]
 
 
