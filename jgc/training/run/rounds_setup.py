@@ -10,7 +10,7 @@ from typing import Any
 import jgc.rounds
 from jgc.rounds.bucket import BucketError, NoBucket
 from jgc.rounds.names import CHECKPOINTS
-from jgc.training.errors import FAILED, UserError, values_of_the_user
+from jgc.training.errors import FAILED, UserError
 from jgc.training.output.metrics import read
 from jgc.training.run.folder import CONFIG, ROUNDS
 from jgc.training.run.periodic import batches
@@ -50,7 +50,7 @@ def check_bucket(config: Config) -> None:
 
 def check(setup: Setup, folder: Path) -> None:
     """Raise UserError, before anything is compiled, if the bucket has a run that this node cannot take part in."""
-    with one_line(), values_of_the_user():
+    with one_line():
         try:
             token = jgc.rounds.check(**arguments_of(setup, setup.state.params))
         except ValueError as error:
