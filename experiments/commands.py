@@ -27,6 +27,10 @@ COMMANDS = {
         "experiments.select.Select",
         "Time to select the largest values, next to lax.top_k, lax.approx_max_k, torch.topk and one read.",
     ),
+    "rounds": Entry(
+        "experiments.rounds.command.Rounds",
+        "Utilisation, loss, bytes and requests of rounds through a bucket on slow links; needs root.",
+    ),
     "scaling": Entry(
         "experiments.scaling.Scaling",
         "Bytes that a node sends in a step as nodes are added: rings, all-reduce and gathers.",

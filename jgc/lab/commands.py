@@ -39,10 +39,6 @@ COMMANDS = {
         "jgc.lab.bench.network.command.Network",
         "Time and bytes of every method between real processes, next to PyTorch's; needs root and iproute2.",
     ),
-    "bench rounds": Entry(
-        "jgc.lab.bench.rounds.command.Rounds",
-        "Utilisation, loss, bytes and requests of rounds through a bucket on slow links; needs root.",
-    ),
     "doctor": Entry(
         "jgc.lab.doctor.command.Doctor",
         "Check devices, versions, run folder and data, and that every collective computes the right values.",

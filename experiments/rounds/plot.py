@@ -1,4 +1,4 @@
-"""The picture of `bench rounds`: utilisation by rate, H and delay, and loss against seconds."""
+"""The picture of `python -m experiments rounds`: utilisation by rate, H and delay, and loss against seconds."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from jgc.lab.bench.rounds.cells import BUCKET, GLOO, GOAL, MESSAGES, TORCH, TORCHFT, Cell
-from jgc.lab.bench.rounds.tables import Row, link
+from experiments.rounds.cells import BUCKET, GLOO, GOAL, MESSAGES, TORCH, TORCHFT, Cell
+from experiments.rounds.tables import Row, link
 from jgc.lab.shared.pictures import BLACK, BLUE, GREEN, ORANGE, RED, new_figure, save_figure
 from jgc.lab.shared.rate import bytes_per_second
 

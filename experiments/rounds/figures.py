@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jgc.lab.bench.rounds.cells import BUCKET, WARM_UP, Cell, Measured
-from jgc.lab.bench.rounds.record import Round
-from jgc.lab.bench.rounds.trace import serial_latencies
+from experiments.rounds.cells import BUCKET, WARM_UP, Cell, Measured
+from experiments.rounds.record import Round
+from experiments.rounds.trace import serial_latencies
 from jgc.rounds.bucket import Counts
 from jgc.rounds.prices import dollars
 from jgc.training.errors import FAILED, UserError

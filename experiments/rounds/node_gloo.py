@@ -1,6 +1,6 @@
 """A node's process that meets the others in collectives over Gloo: `jgc.local_steps`.
 
-python -m jgc.lab.bench.rounds.node_gloo '{"cell": {...}, "host": 0, "hosts": 4, ...}'
+python -m experiments.rounds.node_gloo '{"cell": {...}, "host": 0, "hosts": 4, ...}'
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 import jgc
+from experiments.rounds.cells import MESSAGES
+from experiments.rounds.node import Node, serve
+from experiments.rounds.training import training_of
 from jgc.lab.bench.network.worker_jax import NO_HEARTBEAT
-from jgc.lab.bench.rounds.cells import MESSAGES
-from jgc.lab.bench.rounds.node import Node, serve
-from jgc.lab.bench.rounds.training import training_of
 from jgc.types import PyTree
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import NamedTuple
 
-from jgc.lab.bench.rounds.cells import BUCKET, Cell, Measured, Outer
-from jgc.lab.bench.rounds.figures import loss_at
+from experiments.rounds.cells import BUCKET, Cell, Measured, Outer
+from experiments.rounds.figures import loss_at
 from jgc.rounds.loop import EAGER
 
 METHOD, RATE, EVERY = "qsgd", "10mbit", 10

@@ -1,6 +1,6 @@
 """A node's process that meets the others by torchft: its `LocalSGD` over its managed Gloo group.
 
-    python -m jgc.lab.bench.rounds.node_torchft '{"cell": {...}, "host": 0, "hosts": 4, ...}'
+    python -m experiments.rounds.node_torchft '{"cell": {...}, "host": 0, "hosts": 4, ...}'
 
 Every node is a replica group of one process. The lighthouse runs on node 0. A round averages the
 parameters, after a quorum and before a commit of all groups.
@@ -15,9 +15,9 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import LocalSGD
 
+from experiments.rounds.node import serve
+from experiments.rounds.node_torch import TorchNode
 from jgc.lab.bench.network.namespaces import address
-from jgc.lab.bench.rounds.node import serve
-from jgc.lab.bench.rounds.node_torch import TorchNode
 
 LIGHTHOUSE, STORE = 29_600, 29_700  # ports
 PATIENCE = timedelta(seconds=1200)

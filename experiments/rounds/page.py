@@ -1,4 +1,4 @@
-"""The page of `bench rounds` from the files of a folder."""
+"""The page of `python -m experiments rounds` from the files of a folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from statistics import mean
 
-from jgc.lab.bench.network.models import task_named
-from jgc.lab.bench.rounds import overlap, plot, tables
-from jgc.lab.bench.rounds.cells import (
+from experiments.rounds import overlap, plot, tables
+from experiments.rounds.cells import (
     BUCKET,
     GOAL,
     MESSAGES,
@@ -17,8 +16,9 @@ from jgc.lab.bench.rounds.cells import (
     read_cells,
     read_lines,
 )
-from jgc.lab.bench.rounds.newcomer import NEWCOMERS, SCALING
-from jgc.lab.bench.rounds.tables import Row
+from experiments.rounds.newcomer import NEWCOMERS, SCALING
+from experiments.rounds.tables import Row
+from jgc.lab.bench.network.models import task_named
 from jgc.lab.shared.page import write_page
 from jgc.lab.shared.rate import bytes_per_second
 

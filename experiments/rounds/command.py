@@ -1,4 +1,4 @@
-"""`python -m jgc bench rounds`."""
+"""`python -m experiments rounds`."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -7,10 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from jgc.lab.bench.network.models import IMAGES, MODELS
-from jgc.lab.bench.network.namespaces import check_rate
-from jgc.lab.bench.rounds import newcomer, overlap, page
-from jgc.lab.bench.rounds.cells import (
+from experiments.rounds import newcomer, overlap, page
+from experiments.rounds.cells import (
     BUCKET,
     LEARNED,
     MESSAGES,
@@ -26,7 +24,9 @@ from jgc.lab.bench.rounds.cells import (
     read_cells,
     read_lines,
 )
-from jgc.lab.bench.rounds.measure import measure
+from experiments.rounds.measure import measure
+from jgc.lab.bench.network.models import IMAGES, MODELS
+from jgc.lab.bench.network.namespaces import check_rate
 from jgc.lab.shared.choices import refuse_given, seeds_of, words
 from jgc.lab.shared.rate import bytes_per_second
 from jgc.training.errors import UserError, did_you_mean, say, values_of_the_user
@@ -48,7 +48,7 @@ class Rounds:
     rounds-test). What the folder already holds is not run again: a run that is stopped goes on with
     the same line.
 
-        python -m jgc bench rounds --run-dir runs/rounds --methods qsgd --rates 10mbit --every 30
+        python -m experiments rounds --run-dir runs/rounds --methods qsgd --rates 10mbit --every 30
 
         | | H | overlap | 10 Mbit/s, 0 ms | 10 Mbit/s, 100 ms |
         | rounds: QSGD, 4 bits | 30 | no | 0.913 | 0.892 |

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.rounds.cells import Cell
 from jgc.compress import Dense
 from jgc.lab.bench.network.models import Task, module_of, task_named
-from jgc.lab.bench.rounds.cells import Cell
 from jgc.training.data import MissingDataError, Text, load_ptb_characters
 from jgc.training.data.text import text_batch
 from jgc.training.settings.config import Config, resolve

@@ -5,11 +5,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jgc.lab.bench.network.namespaces import UNLIMITED, remove_leftovers, set_rate, why_not
-from jgc.lab.bench.network.stopping import stoppable
-from jgc.lab.bench.network.workers import ask, scratch, workers
-from jgc.lab.bench.rounds import node_bucket, node_gloo
-from jgc.lab.bench.rounds.cells import (
+from experiments.rounds import node_bucket, node_gloo
+from experiments.rounds.cells import (
     BUCKET,
     GLOO,
     TORCH,
@@ -18,8 +15,11 @@ from jgc.lab.bench.rounds.cells import (
     Measured,
     add_cell,
 )
-from jgc.lab.bench.rounds.figures import measured_of
-from jgc.lab.bench.rounds.links import LEAST_BURST, links
+from experiments.rounds.figures import measured_of
+from experiments.rounds.links import LEAST_BURST, links
+from jgc.lab.bench.network.namespaces import UNLIMITED, remove_leftovers, set_rate, why_not
+from jgc.lab.bench.network.stopping import stoppable
+from jgc.lab.bench.network.workers import ask, scratch, workers
 from jgc.lab.shared.progress import count
 from jgc.training.errors import FAILED, UserError, say
 
@@ -27,8 +27,8 @@ AHEAD = 0.5  # seconds from the request for a run to its first step
 PROGRAMS = {  # framework and module of a node's process
     BUCKET: ("jax", node_bucket.__name__),
     GLOO: ("jax", node_gloo.__name__),
-    TORCH: ("torch", "jgc.lab.bench.rounds.node_torch"),
-    TORCHFT: ("torch", "jgc.lab.bench.rounds.node_torchft"),
+    TORCH: ("torch", "experiments.rounds.node_torch"),
+    TORCHFT: ("torch", "experiments.rounds.node_torchft"),
 }
 
 

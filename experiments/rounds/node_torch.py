@@ -1,6 +1,6 @@
 """A node's process in PyTorch: local SGD as its users write it, with an all-reduce over Gloo.
 
-    python -m jgc.lab.bench.rounds.node_torch '{"cell": {...}, "host": 0, "hosts": 4, ...}'
+    python -m experiments.rounds.node_torch '{"cell": {...}, "host": 0, "hosts": 4, ...}'
 
 H steps of AdamW, the mean of how far the nodes have come, and SGD with Nesterov momentum: DiLoCo.
 """
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
+from experiments.rounds.node import Node, serve
+from experiments.rounds.training import config_of, data_of
 from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.network.torch_model import model_of_task
 from jgc.lab.bench.network.worker_torch import as_tensors
-from jgc.lab.bench.rounds.node import Node, serve
-from jgc.lab.bench.rounds.training import config_of, data_of
 
 
 class TorchNode(Node):

@@ -1,13 +1,13 @@
-"""Tables of `bench rounds`: means over seeds, with their sample standard deviation."""
+"""Tables of `python -m experiments rounds`: means over seeds, with their sample standard deviation."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from jgc.lab.bench.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, TORCHFT, Cell, Measured, shown
-from jgc.lab.bench.rounds.newcomer import reduced
-from jgc.lab.bench.rounds.overlap import Pair
+from experiments.rounds.cells import BUCKET, GLOO, MESSAGES, TORCH, TORCHFT, Cell, Measured, shown
+from experiments.rounds.newcomer import reduced
+from experiments.rounds.overlap import Pair
 from jgc.lab.shared.rate import bits, bytes_per_second
 from jgc.lab.shared.tables import filled_table, table
 from jgc.training.output.table import size
@@ -95,7 +95,7 @@ def overlap_of(cell: Cell) -> str:
     """A cell's overlap and merge for people.
 
     Example:
-      >>> from jgc.lab.bench.rounds.cells import Outer
+      >>> from experiments.rounds.cells import Outer
       >>> outer = Outer(1.0, 0.0, 0.5)
       >>> like = Cell("bucket", "qsgd", "1mbit", 0.0, 10, 1, outer, 1, 0, 0, 0, 4, "")
       >>> overlap_of(like), overlap_of(like._replace(overlap=0))

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.rounds.cells import Cell, Outer
+from experiments.rounds.record import Ending, Round, Snapshots, padded
 from jgc.lab.bench.network import channel
 from jgc.lab.bench.network.namespaces import INTERFACE
-from jgc.lab.bench.rounds.cells import Cell, Outer
-from jgc.lab.bench.rounds.record import Ending, Round, Snapshots, padded
 
 
 class Node(ABC):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from experiments.rounds.cells import BUCKET, Cell
 from jgc.lab.bench.network.namespaces import Network, address, inside, network
-from jgc.lab.bench.rounds.cells import BUCKET, Cell
 from jgc.lab.shared.seaweed import BUCKET as NAME, Seaweed
 
 PORT = 8333  # of the server, as the nodes see it

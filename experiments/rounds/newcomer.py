@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.rounds.trace import TracedBucket, serial_latencies
 from jgc import compress
-from jgc.lab.bench.rounds.trace import TracedBucket, serial_latencies
 from jgc.rounds.arithmetic import Sgd
 from jgc.rounds.bucket import Bucket, Counts, ObjectStore, open_bucket
 from jgc.rounds.coder import CompressorCoder

@@ -1,6 +1,6 @@
 """A node's process that meets the others in a bucket: `jgc.rounds`.
 
-python -m jgc.lab.bench.rounds.node_bucket '{"cell": {...}, "host": 0, "hosts": 4, ...}'
+python -m experiments.rounds.node_bucket '{"cell": {...}, "host": 0, "hosts": 4, ...}'
 """
 
 import time
@@ -10,10 +10,10 @@ from typing import Any
 import jax
 
 import jgc.rounds
-from jgc.lab.bench.rounds.cells import MESSAGES
-from jgc.lab.bench.rounds.node import Node, serve
-from jgc.lab.bench.rounds.trace import TracedBucket
-from jgc.lab.bench.rounds.training import training_of
+from experiments.rounds.cells import MESSAGES
+from experiments.rounds.node import Node, serve
+from experiments.rounds.trace import TracedBucket
+from experiments.rounds.training import training_of
 
 FOREVER = 3600.0  # the grace: no node is left out because the machine is slow
 

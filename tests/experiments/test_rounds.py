@@ -1,4 +1,4 @@
-"""`jgc bench rounds`: cells and their file, figures, the delayed server, newcomers as threads, the page."""
+"""`python -m experiments rounds`: cells and their file, figures, the delayed server, newcomers as threads, the page."""
 
 import json
 import os
@@ -17,9 +17,7 @@ import pytest
 pytest.importorskip("obstore")
 
 import jgc
-from jgc.lab.bench.network import channel
-from jgc.lab.bench.network.namespaces import why_not
-from jgc.lab.bench.rounds import (
+from experiments.rounds import (
     cells,
     figures,
     measure,
@@ -31,13 +29,15 @@ from jgc.lab.bench.rounds import (
     plot,
     tables,
 )
-from jgc.lab.bench.rounds.cells import Cell, Outer
-from jgc.lab.bench.rounds.command import Rounds
-from jgc.lab.bench.rounds.links import Relay
-from jgc.lab.bench.rounds.record import Ending, Round, Snapshots, padded
-from jgc.lab.bench.rounds.trace import Request, TracedBucket, serial_latencies
-from jgc.lab.bench.rounds.training import Data, Training
-from jgc.lab.commands import main
+from experiments.rounds.cells import Cell, Outer
+from experiments.rounds.command import Rounds
+from experiments.rounds.links import Relay
+from experiments.rounds.record import Ending, Round, Snapshots, padded
+from experiments.rounds.trace import Request, TracedBucket, serial_latencies
+from experiments.rounds.training import Data, Training
+from jgc.lab.bench.network import channel
+from jgc.lab.bench.network.namespaces import why_not
+from experiments.commands import main
 from jgc.lab.shared.seaweed import find_weed
 from jgc.rounds import BucketError, open_bucket
 from jgc.training.data import Text
@@ -79,7 +79,7 @@ def test_a_cell_with_a_result_is_not_run_again(tmp_path, capsys):
     assert list(results) == [CELL, *others] and results[CELL] == {"utilisation": 0.5}
     assert cells.lacking([CELL, *others, CELL._replace(seed=1)], results) == [CELL._replace(seed=1)]
     options = ["--methods", "qsgd", "--rates", "10mbit", "--delays-ms", "0", "--every", "30", "--overlaps", "0"]
-    argv = ["bench", "rounds", "--run-dir", str(tmp_path), *options, "--step-seconds", "0.4", "--plan"]
+    argv = ["rounds", "--run-dir", str(tmp_path), *options, "--step-seconds", "0.4", "--plan"]
     assert main([*argv, "--seeds", "0,1"]) == 0
     assert "1 of 2 runs lack" in capsys.readouterr().out
 
@@ -87,7 +87,7 @@ def test_a_cell_with_a_result_is_not_run_again(tmp_path, capsys):
 @pytest.mark.parametrize("line", ["[]", "{}", "no json", '{"cell": {"via": "bucket"}, "measured": {}}'])
 def test_another_file_is_one_line(line, tmp_path):
     (tmp_path / cells.FILE).write_text(line)
-    with pytest.raises(UserError, match="is not a file of bench rounds"):
+    with pytest.raises(UserError, match="is not a file of experiments rounds"):
         cells.read_cells(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_another_file_is_one_line(line, tmp_path):
     (["--workload", "digits_convnet5"], "--workload must be a GPT"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(options, said, tmp_path, capsys):
-    assert main(["bench", "rounds", "--run-dir", str(tmp_path / "x"), *options]) == 2
+    assert main(["rounds", "--run-dir", str(tmp_path / "x"), *options]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.strip().splitlines()) == 1 and not (tmp_path / "x").exists()
 
@@ -383,9 +383,9 @@ def made_up(folder):
 
 def test_the_page_has_every_part(tmp_path, capsys):
     made_up(tmp_path)
-    assert main(["bench", "rounds", "--run-dir", str(tmp_path), "--part", "page"]) == 0
+    assert main(["rounds", "--run-dir", str(tmp_path), "--part", "page"]) == 0
     text = (tmp_path / page.PAGE).read_text()
-    assert text.startswith(f"# {page.TITLE}\n\n    python -m jgc bench rounds --run-dir")
+    assert text.startswith(f"# {page.TITLE}\n\n    python -m experiments rounds --run-dir")
     assert (tmp_path / plot.NAME).is_file() and f"({plot.NAME})" in text
     assert "without overlap, steps of 0.4 s at least: utilisation 0.900 ± 0.000 (2 seeds), below 0.97" in text
     assert "with overlap (merge 0.33), steps of 0.4 s at least: utilisation 0.980 (1 seed), at least 0.97" in text
