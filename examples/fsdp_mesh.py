@@ -2,9 +2,9 @@
 
     python examples/fsdp_mesh.py
 
-The four devices of a host divide every matrix. Each compresses the gradient of its shards and exchanges it with
-the same device of the other host. Parameters, AdamW's state and residuals stay divided. Prints losses, bytes and
-shares of memory.
+Every matrix is sharded over the four devices of a host. Each compresses the gradient of its shards and exchanges it
+with the same device of the other host. Parameters, AdamW's state and residuals stay sharded. Prints losses, bytes
+and shares of memory.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def batch_of(step):
 
 
 def divided(params, mesh):
-    """The parameters with their first dimension divided over the chips of a host; vectors whole."""
+    """The parameters with their first dimension sharded over the chips of a host; vectors whole."""
     of = lambda x: NamedSharding(mesh, P("chip") if x.ndim > 1 else P())  # noqa: E731
     return jax.tree.map(lambda x: jax.device_put(x, of(x)), params)
 
@@ -96,7 +96,7 @@ def train(sharded=True, steps=STEPS):
 
 if __name__ == "__main__":
     for sharded in (False, True):
-        print("parameters divided inside a host" if sharded else "parameters whole on every device", end=": ")
+        print("parameters sharded inside a host" if sharded else "parameters whole on every device", end=": ")
         losses, state = train(sharded)
         parts = {"parameters": state.params, "AdamW": state.opt_state[0].mu, "residuals": state.compressor.local}
         print("  one device holds", ", ".join(f"{100 * share(x):.1f} % of all {name}" for name, x in parts.items()))

@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "sharded": Entry(
         "experiments.sharded.Shards",
-        "Memory and compile time of every method where the devices of a node divide the parameters (FSDP).",
+        "Memory and compile time of every method where parameters are sharded within a node (FSDP).",
     ),
     "step_time": Entry(
         "experiments.step_time.StepTime",

@@ -1,4 +1,4 @@
-"""`python -m experiments sharded`: compression where the devices of a node divide the parameters (FSDP).
+"""`python -m experiments sharded`: compression where parameters are sharded within a node (FSDP).
 
 Nothing is run: each method's programs are compiled for virtual devices and weighed, the compression by its
 temporary memory, and a whole training step by the seconds that it takes to compile, in turn with the same step with
@@ -45,7 +45,7 @@ RATE = 0.1  # of plain SGD
 
 @dataclass(frozen=True)
 class Shards:
-    """Memory and compile time of every method where the devices of a node divide the parameters (FSDP).
+    """Memory and compile time of every method where parameters are sharded within a node (FSDP).
 
     Programs are compiled and weighed, not run.
 

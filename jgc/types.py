@@ -32,8 +32,8 @@ class Nodes(NamedTuple):
       per_device: nodes on each device; more than one are emulated there.
       mesh: the devices; None means that all nodes are emulated on one device.
       slow: mesh axes between nodes; communication over them is compressed.
-      fast: mesh axes inside a node. Its devices divide the parameters, and each compresses its
-        shards; or they hold copies, and compress the mean of their gradients.
+      fast: mesh axes inside a node. Parameters are sharded over them, and each device compresses
+        its shards; or its devices hold copies, and compress the mean of their gradients.
     """
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here

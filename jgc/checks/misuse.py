@@ -179,6 +179,6 @@ def check_restored(tree: PyTree) -> None:
         is_sharded = isinstance(getattr(x, "sharding", None), NamedSharding)
         if not (isinstance(x, jax.core.Tracer) or is_sharded):
             raise ValueError(
-                f"the devices of a node divide this state, and the leaf {name!r} is a whole array: "
+                f"this state is sharded within a node, and the leaf {name!r} is a whole array: "
                 "restore the state into that of init, whose leaves have shardings "
                 "(docs/your_loop.md, Checkpoints)")

@@ -101,7 +101,7 @@ def first(memory: Memory, packing: Packing, nodes: Nodes) -> PyTree:
         raise ValueError(
             f"the parameters have {packing.size:,} values, and a vector of all holds up to "
             f"{MOST_VALUES:,}, because positions are i32: give groups of layers a method each "
-            "(jgc.compress.per_layer), or divide parameters among the devices of a node "
+            "(jgc.compress.per_layer), or shard parameters over the devices of a node "
             "(docs/meshes.md)")
     zeros = memory.init(packing.size)
     return jax.tree.map(in_tiles, zeros) if backend_of(nodes) == "tpu" else zeros

@@ -1,4 +1,4 @@
-"""A checksum for each array of a state: 32 bits, however devices or processes divide the array.
+"""A checksum for each array of a state: 32 bits, however it is sharded over devices or processes.
 
 An array is read as words of its bytes, u32 (u8 or u16 if elements are smaller). Its checksum is the
 sum modulo 2^32 of a hash of (position, word) over all words. For each position the hash is a

@@ -40,7 +40,7 @@ def inner_program(
     def inner_update(own, inner, model_state, batch, largest_norm, fixed):
         args = own, batch, model_state, *([fixed] if has_frozen else [])
         (losses, (after, aux)), grads = gradients(*args)  # all with an axis [K]
-        norms = norms_of_nodes(grads)  # of whole gradients, also where devices divide them
+        norms = norms_of_nodes(grads)  # of whole gradients, also where they are sharded
         finite = norms < limits_of(largest_norm)  # false for NaN
         own, inner = inner_step(own, inner, grads, losses, finite)
         largest_norm = largest_after(largest_norm, norms, finite)

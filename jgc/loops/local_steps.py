@@ -130,7 +130,7 @@ def local_steps(
         `optax.sgd(1.0)` takes the mean of the nodes' parameters.
       compressor: any of `jgc.compress` that leaves the momentum to the optimiser.
       every: H, inner steps between two exchanges of a parameter, at least 1.
-      nodes: the layout; parameters may be divided among the devices of a node.
+      nodes: the layout; parameters may be sharded over the devices of a node.
       fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H,
         and at most the number of arrays.
       overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in

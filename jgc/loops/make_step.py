@@ -37,7 +37,7 @@ def make_step(
     `init(key, params, model_state)` is for a model with a state that is no parameter (batch
     statistics), which every node keeps to itself. Typed random keys in it differ between nodes.
     `step(state, batch, frozen)` gives the loss parameters that are not trained: base weights under
-    LoRA, a target network, a teacher. They are equal on all nodes, divided inside a node by their
+    LoRA, a target network, a teacher. They are equal on all nodes, sharded inside a node by their
     shardings, and not donated. New values in a later step do not recompile.
 
     Args:
@@ -56,7 +56,7 @@ def make_step(
         run. On CPU that takes processor time from those steps.
       prepare: `(grads, params) -> grads`, applied to each node's gradient before compression:
         coupled weight decay, clipping, or an optax transform without state. It runs inside the node
-        axis, on a device's shards if the devices of a node divide the parameters.
+        axis, on a device's shards if parameters are sharded within a node.
       mean_aux: whether `metrics.aux` is the mean over nodes, in f32, sent with the other metrics.
       split: whether to compile gradients separately, once for all phases: less time to compile
         several phases, but a step holds all nodes' gradients in memory.
@@ -73,7 +73,7 @@ def make_step(
         array of floats, or an optimiser that wants the loss as a function (a line search, sophia),
         gradients of examples (dpsgd) or pairs of parameters (lookahead); in `step`, a loss that
         returns a different model state than it got.
-      ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is divided over an
+      ValueError: in `init`, an optimiser that holds `as_optax`, or a leaf that is sharded over an
         axis that is not fast; in `step`, a leaf of the batch whose first axis is not K, a loss that
         was averaged over nodes, or an array that was donated, or that batch or `frozen` share with
         the state.

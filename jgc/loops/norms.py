@@ -11,7 +11,7 @@ from jgc.types import Array, Nodes, PyTree
 def norm_of_aggregate(mean: PyTree, nodes: Nodes) -> Array:
     """The norm of an aggregate, f32[], equal on all nodes and devices, inside the node axis.
 
-    Nodes send nothing; a node's devices sum a value for each group of leaves divided alike.
+    Nodes send nothing; a node's devices sum a value for each group of leaves sharded alike.
     """
     leaves: dict[tuple[str, ...], list[Array]] = {}
     for x in jax.tree.leaves(mean):

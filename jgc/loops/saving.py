@@ -32,7 +32,7 @@ def as_arrays(state: S) -> S:
     """Convert a loop's state to arrays for a checkpoint; `from_arrays` checks their checksums.
 
     Phases and the types of random keys become bytes, and keys become their data. Orbax saves no
-    empty arrays, so an axis of length 0 becomes one of length 1 (longer where devices divide it).
+    empty arrays, so an axis of length 0 becomes one of length 1 (longer where it is sharded).
     Save the result, and restore it into the `as_arrays` of a fresh state, which determines the
     placement (docs/your_loop.md, Checkpoints); its `jax.eval_shape` also works.
 
@@ -166,7 +166,7 @@ def _check(arrays: Any, table: np.ndarray) -> None:
 
 
 def _filled(x: Any) -> Any:
-    """Zeros with elements for an array without, divided alike; any other array unchanged."""
+    """Zeros with elements for an array without, sharded alike; any other array unchanged."""
     if math.prod(np.shape(x)):
         return x
     pieces = [1] * x.ndim

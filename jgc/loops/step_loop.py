@@ -75,7 +75,7 @@ class Step:
         compressor, optimizer, nodes = self._settings[1:4]
         placed_key, model_state = self._loop.begin(key, params, model_state)
         if nodes.mesh is not None:
-            shards_of(params, nodes)  # names a leaf that is divided over a different axis
+            shards_of(params, nodes)  # names a leaf that is sharded over a different axis
         put = self._loop.putter(device_of(params))
         params = put(copied(params))
         opt_state = put(copied(optimizer.init(params)))

@@ -32,7 +32,7 @@ ON_HOST = ("step", "phase", "phases")  # fields that are not arrays
 OF_NODES = ("own", "inner", "largest_norm", "model_state")
 
 DIVIDED = (
-    "If the devices of a node divide the parameters differently than before, residuals cannot be "
+    "If the parameters are sharded differently than before, residuals cannot be "
     "converted: see docs/your_loop.md, Checkpoints"
 )
 
@@ -70,7 +70,7 @@ def with_nodes(state: S, fresh: S) -> S:
     Raises:
       TypeError: the two are not states of one type, or `jgc.as_arrays` made one of them.
       ValueError: the two differ in leaves, shapes or dtypes, parts of `state` have different
-        numbers of nodes, a step has donated `state`, or the devices of a node divide the parameters
+        numbers of nodes, a step has donated `state`, or parameters are sharded within a node
         differently than before, because residuals belong to shards.
 
     Example:

@@ -121,7 +121,7 @@ def check_local(leaves: Sequence[Any], nodes: Nodes) -> None:
 
 
 def means_inside(plan: Plan, leaves: Sequence[Array], nodes: Nodes) -> Sequence[Array]:
-    """Each leaf's mean over the fast axes of a node that do not divide it."""
+    """Each leaf's mean over the fast axes of a node over which it is not sharded."""
     if not plan.by_shards:
         return [comm.exact_mean(x, nodes) for x in leaves]
     others = [tuple(a for a in nodes.fast if a not in axes) for axes in plan.axes]

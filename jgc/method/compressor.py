@@ -36,8 +36,8 @@ from jgc.types import Compressor, Message, Nodes, PyTree, State, Wire
 def compressor_of(design: Design) -> Compressor:
     """The compressor of a method or a combination.
 
-    Where devices of a node hold whole gradients, these are averaged first; where they divide the
-    gradients, each compresses its shards (`jgc.method.shards`).
+    Where devices of a node hold whole gradients, these are averaged first; where gradients are
+    sharded, each compresses its shards (`jgc.method.shards`).
     """
 
     @lru_cache(maxsize=16)

@@ -73,8 +73,8 @@ def diagnose(
       f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of
       v, gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
       diagnostics; a sparse method has `positions`, i32[mu]. A combination has the figures of the
-      default's leaves, but `true_cosine` of all leaves. Where devices of a node divide the
-      gradients: the mean over these devices, for their shards in the largest group of leaves.
+      default's leaves, but `true_cosine` of all leaves. Where gradients are sharded
+      within a node: the mean over its devices, for their shards in the largest group of leaves.
 
     Raises:
       TypeError: `compressor` is not a Compressor, or a `Phase` instead of its value.
@@ -156,8 +156,8 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
     Args:
       compressor: any of `jgc.compress`.
       local: `state.local` of one node, without the node axis.
-      shapes: a tree like the parameters; the parameters themselves where devices of a node divide
-        them.
+      shapes: a tree like the parameters; the parameters themselves where they are sharded
+        within a node.
 
     Returns:
       The residual by parameter path, with the parameter's shape and dtype. Parameters without one

@@ -197,7 +197,7 @@ def _stages(
     check_phase(design, phase)
     if state is not None and isinstance(state.shared, ByShards):
         raise ValueError(
-            "the state is of shards: messages of parameters that devices of a node divide are not "
+            "the state is of shards: messages of sharded parameters are not "
             "values")
     plan = make_plan(design, tree)
     stages: list[tuple[Codec, Exchange]] = []

@@ -197,7 +197,7 @@ def make_memory(
 def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     """Clip a node's gradient to the norm max_norm / sqrt(K), before it is accumulated.
 
-    Where devices of a node divide the gradient, the norm is that of all shards.
+    Where the gradient is sharded within a node, the norm is that of all shards.
 
     Raises:
       ValueError: `max_norm` is not finite and positive.
@@ -206,7 +206,7 @@ def clip_local(grads: PyTree, max_norm: float, nodes: Nodes) -> PyTree:
     """
     if not 0 < max_norm < float("inf"):
         raise ValueError(f"max_norm must be finite and positive, got {max_norm}")
-    by_axes: dict[tuple[str, ...], list[Array]] = {}  # the fast axes that divide the leaves
+    by_axes: dict[tuple[str, ...], list[Array]] = {}  # fast axes of the leaves' shards
     for g in jax.tree.leaves(grads):
         if jnp.issubdtype(g.dtype, jnp.inexact):
             wide = g.astype(jnp.float32)

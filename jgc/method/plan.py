@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
     method: Method
     path: tuple[int, ...]  # of their state and phase in a combination's; folded into the key
-    shard: int  # number of the shards' group, 0 if no device of a node divides the parameters
+    shard: int  # number of the shards' group, 0 if no parameter is sharded
     parts: Parts  # the leaves, by path
     packing: Packing
     signature: Signature  # of the parameters that their state was made for
@@ -64,9 +64,9 @@ class Plan(NamedTuple):
 
     design: Design
     groups: tuple[Group, ...]  # by shards first
-    axes: tuple[tuple[str, ...], ...]  # fast axes that divide each shards' group; (()) if none
+    axes: tuple[tuple[str, ...], ...]  # fast axes over which each group is sharded; (()) if none
     group_of: tuple[int, ...]  # the shards' group of each leaf
-    by_shards: bool  # whether any leaf is divided
+    by_shards: bool  # whether any leaf is sharded
 
 
 def make_plan(
@@ -75,7 +75,7 @@ def make_plan(
     axes: tuple[tuple[str, ...], ...] | None = None,
     group_of: Sequence[int] = (),
 ) -> Plan:
-    """The plan for a tree of one device's arrays or shapes; `axes` None if no leaf is divided."""
+    """The plan for a tree of one device's arrays or shapes; `axes` None if no leaf is sharded."""
     parts = parts_of(tree)
     shards = [parts]
     if axes is not None:
@@ -199,7 +199,7 @@ def assembled(design: Design, states: Iterator[State]) -> State:
 
 
 def shard_states(state: State) -> list[State]:
-    """The states of the shards' groups; [state] if no leaf is divided."""
+    """The states of the shards' groups; [state] if no leaf is sharded."""
     if not isinstance(getattr(state, "shared", None), ByShards):
         return [state]
     pairs = zip(state.shared.parts, state.local.parts, strict=True)

@@ -1,8 +1,8 @@
-"""Compress gradients whose leaves are divided among the devices of a node (FSDP, tensor parallel).
+"""Compress gradients whose leaves are sharded over the devices of a node (FSDP, tensor parallel).
 
 Each device compresses its shards and meets the same device of the other nodes over the slow axes.
-Leaves that are divided over the same fast axes form a group with a separate state: a vector, its
-residual, its layers, which are shards of leaves. Leaves that no device divides are a group, too;
+Leaves that are sharded over the same fast axes form a group with a separate state: a vector, its
+residual, its layers, which are shards of leaves. Leaves that are not sharded are a group, too;
 every device of a node computes it alike.
 """
 
@@ -21,7 +21,7 @@ from jgc.types import Array, Info, Key, Nodes, PyTree, State
 
 
 class Shards(NamedTuple):
-    """How the leaves of a tree are divided inside a node. Static."""
+    """How the leaves of a tree are sharded inside a node. Static."""
 
     axes: tuple[tuple[str, ...], ...]  # the fast axes of each group of leaves
     group_of: tuple[int, ...]  # the group of each leaf, in tree order
@@ -29,10 +29,10 @@ class Shards(NamedTuple):
 
 
 def shards_of(tree: PyTree, nodes: Nodes) -> Shards | None:
-    """How arrays, or shapes with shardings, are divided inside a node; None if no leaf is.
+    """How arrays, or shapes with shardings, are sharded inside a node; None if no leaf is.
 
     Raises:
-      ValueError: a leaf is divided over an axis that is not a fast one, or not evenly.
+      ValueError: a leaf is sharded over an axis that is not a fast one, or not evenly.
     """
     leaves, treedef = jax.tree.flatten(tree)
     divided = [tuple(sharding_spec(leaf)) for leaf in leaves]

@@ -60,7 +60,7 @@ def check_signature(signature: Signature, at_init: Signature) -> None:
                 cure += "with LOCAL gradients"
             elif (shape != right_shape and len(shape) == len(right_shape)
                   and not any(np.mod(right_shape, shape))):  # fmt: skip
-                cure = ("if devices of a node divide it, call init with the divided arrays outside "
+                cure = ("if it is sharded within a node, call init with the sharded arrays outside "
                         "jit, where it sees how they are divided")  # fmt: skip
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "

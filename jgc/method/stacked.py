@@ -96,6 +96,6 @@ def check_stacked(rule: Rule, matches: Matcher, params: dict[str, Any], about_la
                 f"{list(x.shape)}: give a pattern that leaves it out")
         if about_layers and next(iter(sharding_spec(x)), None) is not None:
             raise ValueError(
-                f"{path!r} is divided over its layers, dimension 0, and every device numbers its "
-                "layers from 0, so rules about layers would find others: divide a different "
+                f"{path!r} is sharded over its layers, dimension 0, and every device numbers its "
+                "layers from 0, so rules about layers would find others: shard a different "
                 "dimension")

@@ -29,7 +29,7 @@ FORMS: Any = {"joined": vector, "leaves": vector, "layers": by_layer}  # by `Met
 
 
 def plan_of(design: Design, params: PyTree, nodes: Nodes, check: bool = True) -> Plan:
-    """The plan for parameters, or their shapes; with shardings if devices of a node divide them.
+    """The plan for parameters, or their shapes; with shardings if they are sharded within a node.
 
     Raises:
       ValueError: the method does not fit the parameters or their shards.

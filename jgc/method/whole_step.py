@@ -22,8 +22,8 @@ def step_on_nodes(
 ) -> Callable:
     """`aggregate` on whole arrays: (key, grads [K, ...], state) -> (aggregated, state, info [K]).
 
-    `params` and `state` are placements (`jgc.placements_of`). Where devices of a node divide the
-    parameters, `info` is [K, F], of each device.
+    `params` and `state` are placements (`jgc.placements_of`). Where parameters are sharded
+    within a node, `info` is [K, F], of each device.
     """
 
     def one(key, grads, state):
@@ -41,7 +41,7 @@ def step_of_shapes(
     Args:
       compressor: any of `jgc.compress`.
       phase: value of the phase.
-      shapes: a tree like the parameters; with shardings, where devices of a node divide them.
+      shapes: a tree like the parameters; with shardings, where they are sharded within a node.
       nodes: the layout; its devices need not be present.
 
     Returns:

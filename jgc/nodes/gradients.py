@@ -47,8 +47,8 @@ def node_grads(
       unroll: whether the nodes of a device are computed one by one (True), or together under
         `vmap` (False). By default one by one on CPU, together on GPU and TPU.
       local: whether `loss` takes a third, node-local argument, such as batch statistics.
-      placements: of the parameters, from `jgc.placements_of(params)`. Give them if devices of a
-        node divide the parameters (FSDP, tensor parallel): XLA then divides work and gradients.
+      placements: of the parameters, from `jgc.placements_of(params)`. Give them if
+        parameters are sharded within a node (FSDP, tensor parallel): XLA then divides the work.
       frozen: placements of a last argument that all nodes share and that gets no gradient, such as
         base weights under LoRA: SHARED, or `jgc.placements_of(frozen)`; None without one.
 
@@ -176,7 +176,7 @@ def _lies_on_mesh(x: Any) -> bool:
 
 _IN_CLOSURE = (
     "the loss's closure holds an array of a mesh, which JAX does not take on Explicit axes, nor "
-    "where the devices of a node divide the parameters: give it to the step, step(state, batch, "
+    "where parameters are sharded within a node: give it to the step, step(state, batch, "
     "frozen), and the loss gets it as its last argument; or keep it on the host (jax.device_get)"
 )
 

@@ -6,8 +6,8 @@
 
 The same method code runs in all three and gives the same result (with `rbg` keys, random numbers
 differ). A node may also have several devices, along the fast axes of the mesh. They either hold
-copies of the parameters, and the node's gradient is their mean; or they divide the parameters
-(FSDP, tensor parallel), and each device compresses the gradient of its shards.
+copies of the parameters, and the node's gradient is their mean; or the parameters are sharded over
+them (FSDP, tensor parallel), and each device compresses the gradient of its shards.
 """
 
 import math
@@ -133,7 +133,7 @@ def from_mesh(
     Args:
       mesh: with Auto or Explicit axes.
       slow: axes between nodes, e.g. "dcn". Nodes are numbered in the order of the mesh's axes.
-      fast: axes inside a node, e.g. ("fsdp", "tensor"). Parameters may be divided over them, and so
+      fast: axes inside a node, e.g. ("fsdp", "tensor"). Parameters may be sharded over them, and so
         are a node's examples. All other axes of the mesh hold copies.
       per_device: nodes that are emulated on each device, or each group of devices along `fast`.
 

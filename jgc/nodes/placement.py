@@ -28,7 +28,7 @@ class Sharded:
 
     Attributes:
       placement: SHARED, or LOCAL for an array with a leading axis [K].
-      spec: the fast mesh axes that divide each dimension, without the axis [K].
+      spec: the fast mesh axes over which each dimension is sharded, without the axis [K].
     """
 
     placement: str
@@ -54,9 +54,9 @@ Placement = str | Sharded | Stacked
 @partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["axes", "group_of"])
 @dataclass(frozen=True)
 class ByShards:
-    """Half of the `State` of a compressor whose gradients are divided inside a node.
+    """Half of the `State` of a compressor whose gradients are sharded inside a node.
 
-    Leaves that are divided over the same fast axes form a group, whose shards a device compresses.
+    Leaves that are sharded over the same fast axes form a group, whose shards a device compresses.
     """
 
     parts: tuple[PyTree, ...]  # of each group; outside a step arrays have an axis of the devices
@@ -78,7 +78,7 @@ def check_placements(placements: PyTree) -> None:
 
 
 def spec(placement: Placement, nodes: Nodes) -> P:
-    """The mesh axes over which an array of this placement is divided."""
+    """The mesh axes over which an array of this placement is sharded."""
     if isinstance(placement, str):
         slow = nodes.slow or None
         # no None for [b]: keys [K] have no such axis
@@ -94,7 +94,7 @@ def axes_of(placement: Placement, nodes: Nodes) -> frozenset[str]:
 
 
 def axes_of_dim(dim: Any) -> tuple[str, ...]:
-    """The mesh axes that divide a dimension, from its entry in a `PartitionSpec`."""
+    """The mesh axes over which a dimension is sharded, from its entry in a `PartitionSpec`."""
     return () if dim is None else (dim,) if isinstance(dim, str) else tuple(dim)
 
 
@@ -123,7 +123,7 @@ def sharding_of(x: Any) -> Any:
 
 
 def sharding_spec(x: Any) -> P:
-    """How an array or a `jax.ShapeDtypeStruct` is divided; P() if it is not, or in a trace."""
+    """How an array or a `jax.ShapeDtypeStruct` is sharded; P() if it is not, or in a trace."""
     sharding = sharding_of(x)
     if isinstance(sharding, NamedSharding) and any(axis is not None for axis in sharding.spec):
         return sharding.spec
@@ -131,7 +131,7 @@ def sharding_spec(x: Any) -> P:
 
 
 def check_divided(tree: PyTree, nodes: Nodes) -> None:
-    """Raise ValueError, naming the leaf, if it is divided unevenly, or not over fast axes."""
+    """Raise ValueError, naming the leaf, if it is sharded unevenly, or not over fast axes."""
     for name, x in leaves_by_path(tree).items():
         for i, dim in enumerate(sharding_spec(x)):
             for axis in axes_of_dim(dim):
@@ -139,8 +139,8 @@ def check_divided(tree: PyTree, nodes: Nodes) -> None:
                     cure = "name the axis in from_mesh(..., fast=)"
                     cure = "keep them whole over that axis" if axis in nodes.slow else cure
                     raise ValueError(
-                        f"{name!r} is divided over the mesh axis {axis!r}, which is not one of "
-                        f"the fast axes {nodes.fast}: parameters may be divided inside a node "
+                        f"{name!r} is sharded over the mesh axis {axis!r}, which is not one of "
+                        f"the fast axes {nodes.fast}: parameters may be sharded inside a node "
                         f"only; {cure}"
                     )
             if x.shape[i] % (n := nodes.size(axes_of_dim(dim))):
@@ -150,8 +150,8 @@ def check_divided(tree: PyTree, nodes: Nodes) -> None:
 def placements_of(tree: PyTree) -> PyTree:
     """The placement of every leaf of parameters, or of a tree with `State`s, e.g. an optax state.
 
-    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED, or `Sharded` if the devices of a
-    node divide them. The sums of `optax.MultiSteps` around `as_optax` are LOCAL.
+    A `State` has SHARED and LOCAL leaves. Other leaves are SHARED, or `Sharded` if they are sharded
+    within a node. The sums of `optax.MultiSteps` around `as_optax` are LOCAL.
 
     Raises:
       ValueError: an optax wrapper around `as_optax` that cannot work (docs/composing.md).
@@ -182,7 +182,7 @@ def placements_of(tree: PyTree) -> PyTree:
 
 
 def of_node(x: Any) -> Placement:
-    """The placement of an array [K, ...] whose entries the devices of a node may divide."""
+    """The placement of an array [K, ...] whose entries may be sharded within a node."""
     inner = P(*sharding_spec(x)[1:])
     return Sharded(LOCAL, inner) if any(axis is not None for axis in inner) else LOCAL
 

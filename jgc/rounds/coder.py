@@ -85,7 +85,7 @@ class CompressorCoder:
     """See `jgc.rounds.context.Coder`. A round's phase is the phase of that step.
 
     Each device encodes its shards of the difference, and a message is the payloads in turn (see
-    `shards`). All nodes of a run divide their parameters alike. Raises ValueError: a method that
+    `shards`). All nodes of a run shard their parameters alike. Raises ValueError: a method that
     needs the other nodes while it encodes, or whose result is no mean.
     """
 
@@ -244,7 +244,7 @@ def _on_this_host(x: Any) -> Any:
 
 
 def _placed(x: np.ndarray, old: Any) -> Any:
-    """An array placed like an older one: divided over devices, or on JAX's default device."""
+    """An array placed like an older one: sharded over devices, or on JAX's default device."""
     sharding = getattr(old, "sharding", None)
     if sharding is None or len(sharding.device_set) == 1:
         return jnp.asarray(x)

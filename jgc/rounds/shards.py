@@ -76,7 +76,7 @@ def _pieces_of(x: Any) -> dict[jax.Device | None, Piece]:
         return {None: tuple((0, n) for n in shape)}
     if not sharding.is_fully_addressable:
         raise ValueError(
-            "params are divided over devices of several processes, and a node of rounds has one "
+            "params are sharded over devices of several processes, and a node of rounds has one "
             "process: gather them in one process, or let each process be a node"
         )
     return {

@@ -86,7 +86,7 @@ class SliceRounds(Rounds):
 
     All processes call `join`, `exchange` and `leave` together. The first reaches the bucket and
     encodes; the others get its results and raise its errors. After an error in only one process,
-    the others wait until `jax.distributed` ends them. Parameters may be divided over the devices of
+    the others wait until `jax.distributed` ends them. Parameters may be sharded over the devices of
     all processes: every process gathers them, whole, to its host.
     """
 

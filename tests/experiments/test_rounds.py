@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("obstore")
 
 import jgc
+from experiments.commands import main
 from experiments.rounds import (
     cells,
     figures,
@@ -37,7 +38,6 @@ from experiments.rounds.trace import Request, TracedBucket, serial_latencies
 from experiments.rounds.training import Data, Training
 from jgc.lab.bench.network import channel
 from jgc.lab.bench.network.namespaces import why_not
-from experiments.commands import main
 from jgc.lab.shared.seaweed import find_weed
 from jgc.rounds import BucketError, open_bucket
 from jgc.training.data import Text

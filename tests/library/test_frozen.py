@@ -247,5 +247,5 @@ def test_indexing_an_array_of_the_mesh_under_divided_parameters_is_named():
     nodes = _nodes("2 x 4 divided")
     table, w = (_placed(x, nodes, "2 x 4 divided") for x in (BASE["embedding"], _random(7, WIDTH)))
     run = jgc.node_grads(lambda p, words: jnp.mean(table[words] @ p), nodes, placements=jgc.placements_of(w))
-    with pytest.raises(ValueError, match="nor where the devices of a node divide the parameters: give it to the step"):
+    with pytest.raises(ValueError, match="nor where parameters are sharded within a node: give it to the step"):
         run(w, words_of(0, 2))

@@ -368,7 +368,7 @@ def test_aux_that_differs_inside_a_node_is_named():
 def test_parameters_divided_on_another_mesh_are_named():
     _, params, _ = _hosts_of_chips()
     init, _ = jgc.make_step(_loss, topk(), optax.sgd(0.1), jgc.make_nodes(2, devices_per_node=4))
-    with _raises(ValueError, "'w' is divided over the mesh axis 'chip', which is not one of the fast axes ('jgc_f"):
+    with _raises(ValueError, "'w' is sharded over the mesh axis 'chip', which is not one of the fast axes ('jgc_f"):
         init(jax.random.key(0), params)
 
 
@@ -379,7 +379,7 @@ def test_whole_arrays_restored_in_place_of_divided_ones_are_named(part):
     state = init(jax.random.key(0), params)
     restored = state._replace(**{part: jax.tree.map(np.asarray, getattr(state, part))})
     name = {"params": "0/b", "opt_state": "1/0/count"}[part]
-    with _raises(ValueError, f"the devices of a node divide this state, and the leaf {name!r} is a whole array: "):
+    with _raises(ValueError, f"this state is sharded within a node, and the leaf {name!r} is a whole array: "):
         step(restored, batch)
     step(state, batch)
 

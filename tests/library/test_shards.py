@@ -309,7 +309,7 @@ def test_methods_that_cannot_refuse():
 def test_parameters_divided_between_nodes_are_refused():
     nodes = mesh_nodes()
     params = {"w": jax.device_put(jnp.zeros((8, 8)), NamedSharding(nodes.mesh, P("dcn")))}
-    with pytest.raises(ValueError, match="'w' is divided over the mesh axis 'dcn', which is not one of the fast axes"):
+    with pytest.raises(ValueError, match="'w' is sharded over the mesh axis 'dcn', which is not one of the fast axes"):
         compressor_of("topk").init(jax.random.key(0), params, nodes)
 
 
@@ -434,7 +434,7 @@ def test_klt_learns_bases_of_divided_biases_and_long_modes():
 def test_rules_of_stacked_layers_see_shards_and_refuse_divided_layers():
     nodes, params = _fsdp({"layers": ((4, 6, 8), ("fsdp",)), "wide": ((3, 32, 6), (None, "fsdp"))})
     of_numbers = per_layer([("layers/0$", dense())], default=topk(alpha=0.1))
-    with pytest.raises(ValueError, match="'layers' is divided over its layers, dimension 0"):
+    with pytest.raises(ValueError, match="'layers' is sharded over its layers, dimension 0"):
         stacked("layers", of_numbers).init(jax.random.key(0), params, nodes)
     of_shapes = per_layer([(lambda path, x: x.shape[0] >= 16, dense())], default=topk(alpha=0.1))
     with pytest.raises(ValueError, match="a rule says True of wide/0"):

@@ -287,7 +287,7 @@ def test_divided_parameters_stay_divided(kind):
     batch = np.random.default_rng(1).normal(size=(2, 2, 8)).astype(np.float32)
     assert np.isfinite(step(moved._replace(step=3), batch)[1].loss).all()
     other, params_of_4 = sharded(2, 4, jax.devices())
-    with pytest.raises(ValueError, match="If the devices of a node divide the parameters differently than before"):
+    with pytest.raises(ValueError, match="If the parameters are sharded differently than before"):
         jgc.with_nodes(state, loop(other)[0](jax.random.key(0), params_of_4))
 
 

@@ -85,7 +85,7 @@ def test_state_and_optimiser_stay_divided(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"layers": LayersConfig(shard=True)}, "--layers.shard divides parameters among the devices of a node: give"),
+        ({"layers": LayersConfig(shard=True)}, "--layers.shard shards parameters over the devices of a node: give"),
         (
             {"devices_per_node": 3},
             "--devices-per-node 3 does not divide the 8 examples of a node; --batch-size 18 would",

@@ -252,8 +252,8 @@ def gradiveq(config: Gradiveq | None = None, **overrides) -> Compressor:
         if any(tuple(sharding_spec(x)) for x in params.values()):
             raise ValueError(
                 "gradiveq finds the sizes of its phases in whole vectors during the run, and "
-                "cannot compress shards: use a method with a fixed schedule, or parameters that no "
-                "device of a node divides")
+                "cannot compress shards: use a method with a fixed schedule, or parameters that "
+                "are not sharded")
         method.check(params)
         warn_of_wide(config, params)
 

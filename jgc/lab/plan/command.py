@@ -74,7 +74,7 @@ class Plan:
     params: str = ""
     """with --target: a transformer with that number of parameters, such as 25M, instead of the workload's model"""
     shard: bool = False
-    """with --target: the devices of a host or slice divide the parameters (FSDP), and each compresses its shards"""
+    """with --target: shard the parameters over the devices of a host or slice (FSDP); each compresses its shards"""
     link: Literal["network", "bucket"] = "network"
     """bucket: also what an exchange through a bucket sends, takes and costs (docs/rounds.md)"""
     bandwidth: str = ""

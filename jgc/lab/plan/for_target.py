@@ -29,7 +29,7 @@ class Asked(NamedTuple):
       workload: whose model, and whose settings of methods.
       params: a transformer with that number of parameters, such as "25M", instead of the workload's model; or "".
       alpha: share of each layer that is selected; None for the workload's.
-      shard: whether the devices of a node divide the parameters.
+      shard: whether parameters are sharded within a node.
       last: only the last phase of every method.
       traced: compile nothing.
     """
@@ -59,7 +59,7 @@ def plan_for(
       compiled: called with the plan so far after each program that was compiled.
 
     Raises:
-      UserError: a setting that no run can have, or parameters that cannot be divided.
+      UserError: a setting that no run can have, or parameters that cannot be sharded.
     """
     nodes = target.nodes()
     with values_of_the_user():
@@ -89,7 +89,7 @@ def methods_of(asked: Asked, nodes: Nodes) -> tuple[dict[str, Compressor], PyTre
     for name, settings in asked.variants.items():
         if any(word.split("=")[0] in OF_NODES for word in asked.options[name]):
             raise UserError("a target has its devices: instead of --set layers.shard and devices_per_node give "
-                            "--shard, which divides the parameters among the devices of a host or slice")  # fmt: skip
+                            "--shard, which shards the parameters over the devices of a host or slice")  # fmt: skip
         idle = (*DECIDED, *(OF_MODELS if asked.params else ()))
         if word := next((word for word in asked.options[name] if word.startswith(idle)), None):
             other = "--target" if word.startswith(DECIDED) else "--params"

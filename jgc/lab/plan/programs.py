@@ -80,7 +80,7 @@ def rows_of(
 
     Args:
       methods: by the name of their rows.
-      shapes: of the parameters, with shardings where devices of a node divide them (`divided`).
+      shapes: of the parameters, with shardings where they are sharded within a node (`divided`).
       target: the devices.
       told: called with a line after each program.
       last: only the last phase of every method.

@@ -1,4 +1,4 @@
-"""Shapes of parameters to plan for: a transformer of any size, and what devices of a node divide."""
+"""Shapes of parameters to plan for: a transformer of any size, and what can be sharded within a node."""
 
 import jax
 import jax.numpy as jnp
@@ -66,13 +66,13 @@ def number(text: str) -> int:
 
 
 def divided(shapes: PyTree, nodes: Nodes) -> PyTree:
-    """Shapes whose large dimension the devices of a node divide (FSDP), where that is possible.
+    """Shapes sharded in their largest dimension within a node (FSDP), where that is possible.
 
     Raises:
-      UserError: a node is one device, or no parameter can be divided.
+      UserError: a node is one device, or no parameter can be sharded.
     """
     if not nodes.fast:
-        raise UserError("--shard divides parameters among the devices of a node: give a target of several hosts or "
+        raise UserError("--shard shards parameters over the devices of a node: give a target of several hosts or "
                         "slices, such as h100:4x8 or v5e:2x4x2slices")  # fmt: skip
     placements = sharded(shapes, nodes)
     if all(isinstance(x, str) for x in jax.tree.leaves(placements)):

@@ -40,7 +40,7 @@ class TargetPlan(NamedTuple):
     Attributes:
       target: the devices.
       model: its name for headings.
-      shard: whether the devices of a node divide the parameters.
+      shard: whether parameters are sharded within a node.
       values: number of parameters.
       leaves: of them.
       rows: `READ`'s first, then every phase of every method.
@@ -67,7 +67,7 @@ def heading(plan: TargetPlan) -> str:
     if target.groups == 1:
         nodes = f"{len(target.devices)} nodes, one on each device of a {target.chip.group}"
     else:
-        how = "which divide the parameters" if plan.shard else "which hold copies"
+        how = "which hold shards" if plan.shard else "which hold copies"
         nodes = f"{target.groups} nodes, each a {target.chip.group} of {target.per_group} devices, {how}"
     model = f"{plan.model}, {plan.values:,} parameters in {plan.leaves} leaves"
     return f"{target.name}: {nodes}; {model}, a gradient of {size(4 * plan.values)}"

@@ -19,7 +19,7 @@ def heading(setup: Setup, folder: Path, start: int) -> str:
     config, nodes = setup.parts.config, setup.parts.nodes
     where = "emulated on one device" if nodes.mesh is None else f"{nodes.layout}, {nodes.mesh.size} devices"
     if nodes.fast:
-        parameters = "divided among a node's devices" if config.layers.shard else "whole on each device"
+        parameters = "sharded over a node's devices" if config.layers.shard else "whole on each device"
         where = f"{config.devices_per_node} devices each, parameters {parameters}"
     if jax.process_count() > 1:
         where += f" of {jax.process_count()} processes"

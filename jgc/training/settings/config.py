@@ -81,8 +81,8 @@ class LayersConfig:
     value_code: ValueCode = "float32"
     """value code of the top-k layers; quantisation error goes to the residual"""
     shard: bool = False
-    """divide each parameter of two or more dimensions among the devices of its node (FSDP), in its largest dimension
-    that they divide evenly; each device then compresses its shards. Needs --devices-per-node"""
+    """shard each parameter of two or more dimensions over the devices of its node (FSDP), in its largest dimension
+    that divides evenly; each device then compresses its shards. Needs --devices-per-node"""
     stacked: str = ""
     """pattern of parameters [L, ...] that hold L layers, as with jax.lax.scan: each layer is compressed separately"""
 
@@ -150,7 +150,7 @@ class Config(Generic[M]):
     nodes: int = OPEN
     """data-parallel workers; several share a device if there are fewer devices"""
     devices_per_node: int = 1
-    """devices of one node: they divide its examples, and with --layers.shard the parameters; without it batch norm has
+    """devices of one node: they share its examples, and with --layers.shard the parameters; without it batch norm has
     the statistics of each device's examples"""
     steps: int = OPEN
     """length of the run in updates; does not change the length of schedules"""
@@ -300,7 +300,7 @@ def check(config: Config) -> None:
             f"--batch-size {config.nodes * config.devices_per_node * -(-per_node // config.devices_per_node)} would do"
         )
     if config.layers.shard and config.devices_per_node == 1:
-        raise UserError("--layers.shard divides parameters among the devices of a node: give --devices-per-node, too")
+        raise UserError("--layers.shard shards parameters over the devices of a node: give --devices-per-node, too")
     if not config.resume:  # a run of an early version may have them
         by_loss = config.schedule == "validation"
         _check_used(config.record, "record", ("max_megabytes",), config.record.every > 0, "--record.every")

@@ -1,6 +1,6 @@
 """Bytes besides the gradients: metrics, batch statistics for evaluation and validation, diagnose steps.
 
-Counted for one device in the layout of one node per device; in the run's layout if devices divide the parameters.
+Counted for one device in the layout of one node per device; in the run's layout if parameters are sharded.
 """
 
 from collections.abc import Callable, Sequence

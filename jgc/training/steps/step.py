@@ -96,7 +96,7 @@ def collection(state: TrainState, name: str) -> PyTree:
 
 
 def sharded(params: PyTree, nodes: Nodes) -> PyTree:
-    """Placements that divide parameters among the devices of a node, each in its largest dimension that allows it.
+    """Placements that shard parameters over the devices of a node, each in its largest dimension that allows it.
 
     Parameters of fewer than two dimensions stay whole: they have few values.
     """
