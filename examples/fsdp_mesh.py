@@ -2,9 +2,9 @@
 
     python examples/fsdp_mesh.py
 
-Every matrix is sharded over the four devices of a host. Each compresses the gradient of its shards and exchanges it
-with the same device of the other host. Parameters, AdamW's state and residuals stay sharded. Prints losses, bytes
-and shares of memory.
+Every matrix is sharded over the four devices of a host. Each device compresses the gradient of its shards and
+exchanges it with the corresponding device of the other host. Parameters, AdamW's state and residuals stay sharded.
+Prints losses, bytes and shares of memory.
 """
 
 import argparse

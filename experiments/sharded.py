@@ -62,7 +62,7 @@ class Shards:
     nodes: int = 2
     """data-parallel nodes"""
     shards: int = 4
-    """devices of each node, which divide the parameters"""
+    """devices of each node, over which the parameters are sharded"""
     repeats: int = 3
     """how often a whole step is compiled; medians are shown"""
     output: Path | None = None
@@ -111,7 +111,7 @@ class Sharded(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A model's parameters, divided among the devices of each node, and its loss."""
+    """A model's parameters, sharded over the devices of each node, and its loss."""
 
     nodes: Nodes
     params: PyTree
@@ -120,7 +120,7 @@ class Case(NamedTuple):
 
 
 def measure(model: str, nodes: int, shards: int, repeats: int, methods: Sequence[str] = ()) -> Sharded:
-    """Compile methods for nodes whose devices divide the parameters.
+    """Compile methods for nodes within which parameters are sharded.
 
     Args:
       model: a name in `jgc.training.models.MODELS`, of a model of text.
@@ -229,8 +229,8 @@ def markdown(measured: Sharded, machine: str) -> str:
         return [row.method, *memory, f"{statistics.median(row.step):.1f}", f"{row.ratio:.2f}"]
 
     return "\n\n".join([
-        f"`{measured.model}`, {measured.values:,} parameters, {measured.nodes} nodes of {measured.shards} devices that "
-        f"divide the parameters; the gradient's shard of a device has {megabytes(measured.shard)} MB; {machine}.",
+        f"`{measured.model}`, {measured.values:,} parameters, {measured.nodes} nodes of {measured.shards} devices, "
+        f"parameters sharded within a node; the gradient's shard of a device has {megabytes(measured.shard)} MB; {machine}.",
         "Nothing was run. Temporary memory: of the compression, on one device. Compiling: a whole training step of "
         "the method's last phase, tracing included, over the same step with plain `pmean`, compiled in turn; medians.",
         table(["method", "temporary, MB", "of the shard", "step, compile s", "of the step with pmean"],

@@ -177,8 +177,7 @@ def residual(compressor: Compressor, local: PyTree, shapes: PyTree) -> dict[str,
     divided = {path: x.sharding for path, x in pairs if tuple(sharding_spec(x))}
     if any(local.axes) and not divided:
         raise ValueError(
-            "the state is of shards: give the parameters themselves, whose shardings say how they "
-            "divide")
+            "the state is of shards: give the parameters themselves, which have shardings")
     of_device = []
     for path, x in pairs:
         shape = divided[path].shard_shape(x.shape) if path in divided else x.shape

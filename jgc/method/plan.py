@@ -1,7 +1,7 @@
 """The plan of a step: which leaves form a group, and which method each group has. Static.
 
-A combination (`per_layer`, `stacked`) splits leaves among its members. Before that, leaves that the
-devices of a node divide alike are split off. `jgc.method.aggregate` runs the groups of a plan.
+A combination (`per_layer`, `stacked`) splits leaves among its members. Before that, leaves that are
+sharded alike within a node are split off. `jgc.method.aggregate` runs the groups of a plan.
 """
 
 from collections import OrderedDict

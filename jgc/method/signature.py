@@ -61,7 +61,7 @@ def check_signature(signature: Signature, at_init: Signature) -> None:
             elif (shape != right_shape and len(shape) == len(right_shape)
                   and not any(np.mod(right_shape, shape))):  # fmt: skip
                 cure = ("if it is sharded within a node, call init with the sharded arrays outside "
-                        "jit, where it sees how they are divided")  # fmt: skip
+                        "jit, where it sees their shardings")  # fmt: skip
             raise ValueError(
                 f"the gradient of {path!r} is {dtype}{list(shape)}, and the parameter at init was "
                 f"{right_dtype}{list(right_shape)}: {cure}")

@@ -1,7 +1,7 @@
 """Where arrays lie on the node axis.
 
 A placement is SHARED, LOCAL or BATCH, or a tree of them. Where a node has several devices,
-`Sharded` says how they divide an array, and `Stacked` that each of them has a separate entry.
+`Sharded` says how an array is sharded over them, and `Stacked` that each has a separate entry.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""`experiments sharded`: the memory that compression takes where devices of a node divide the parameters."""
+"""`experiments sharded`: the memory that compression takes where parameters are sharded within a node."""
 
 import jax
 import pytest
