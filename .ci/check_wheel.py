@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 LINES = 46_000
-"""Python lines at most."""
+"""Python lines at most: what there is, so that growth is noticed. The aim is 25,000."""
 
 
 def main(path: Path) -> None:

@@ -230,7 +230,8 @@ def markdown(measured: Sharded, machine: str) -> str:
 
     return "\n\n".join([
         f"`{measured.model}`, {measured.values:,} parameters, {measured.nodes} nodes of {measured.shards} devices, "
-        f"parameters sharded within a node; the gradient's shard of a device has {megabytes(measured.shard)} MB; {machine}.",
+        f"parameters sharded within a node; a device's shard of the gradient has {megabytes(measured.shard)} MB; "
+        f"{machine}.",
         "Nothing was run. Temporary memory: of the compression, on one device. Compiling: a whole training step of "
         "the method's last phase, tracing included, over the same step with plain `pmean`, compiled in turn; medians.",
         table(["method", "temporary, MB", "of the shard", "step, compile s", "of the step with pmean"],

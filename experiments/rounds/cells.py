@@ -171,7 +171,7 @@ def read_lines(folder: Path, name: str = FILE) -> list[dict[str, Any]]:
         if not all(isinstance(line, dict) for line in lines):
             raise TypeError("a line is no object")
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is not a file of experiments rounds: {error}") from error
+        raise UserError(f"{path} was not written by python -m experiments rounds: {error}") from error
     return lines
 
 
@@ -194,7 +194,7 @@ def read_cells(folder: Path) -> dict[Cell, Measured]:
             settings, measured = dict(line["cell"]), line["measured"]
             results[Cell(**settings | {"outer": Outer(*settings["outer"])})] = measured
         except (KeyError, TypeError) as error:
-            raise UserError(f"{folder / FILE} is not a file of experiments rounds: {error}") from error
+            raise UserError(f"{folder / FILE} was not written by python -m experiments rounds: {error}") from error
     return results
 
 

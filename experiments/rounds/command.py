@@ -105,7 +105,7 @@ class Rounds:
     most: int = 0
     """runs of this call; 0 for all"""
     plan: bool = False
-    """only print which runs lack, and about how long they take"""
+    """only print which runs are missing, and about how long they take"""
 
     def run(self, line: str) -> None:
         """Measure what lacks, write the page and print it."""
@@ -161,7 +161,7 @@ class Rounds:
             for cell in missing:
                 print(f"{estimate(cell):6.0f} s  {cell.label}")
             total = sum(map(estimate, missing)) / 60
-            print(f"{len(missing)} of {len(cells)} runs lack, some {total:.0f} minutes (estimated)")
+            print(f"{len(missing)} of {len(cells)} runs are missing; about {total:.0f} minutes (estimated)")
             return not missing
         if missing:
             check_installed(missing)

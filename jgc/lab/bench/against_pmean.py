@@ -218,11 +218,13 @@ def place_state(state: State, nodes: Nodes) -> State:
 def markdown(measured: Outcome, machine: str) -> str:
     """The page."""
     gradient = 4 * measured.values
+    nodes = "one node" if measured.devices == 1 else f"{measured.devices} nodes, one on each device"
+    rounds = "one round" if measured.repeats == 1 else f"{measured.repeats} rounds"
     spread = "; after ± half the distance between the quartiles" if measured.repeats > 1 else ""
     return "\n\n".join([
-        f"`{measured.model}`, {measured.values:,} parameters in {measured.leaves} leaves, {measured.devices} nodes, "
-        f"one on each device; all layers alike; {machine}.",
-        f"Only the compression, on random gradients of the model's shapes: medians of {measured.repeats} rounds, each "
+        f"`{measured.model}`, {measured.values:,} parameters in {measured.leaves} leaves, {nodes}; "
+        f"all layers alike; {machine}.",
+        f"Only the compression, on random gradients of the model's shapes: medians of {rounds}, each "
         f"method in turn with plain `lax.pmean` of the tree{spread}. The ratio is the median of the ratios of the "
         "rounds. Temporary memory is the compiled program's on one device, and its share of the gradient of "
         f"{megabytes(gradient)} MB. Compiling includes tracing.",

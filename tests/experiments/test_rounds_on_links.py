@@ -87,7 +87,7 @@ def test_a_cell_with_a_result_is_not_run_again(tmp_path, capsys):
 @pytest.mark.parametrize("line", ["[]", "{}", "no json", '{"cell": {"via": "bucket"}, "measured": {}}'])
 def test_another_file_is_one_line(line, tmp_path):
     (tmp_path / cells.FILE).write_text(line)
-    with pytest.raises(UserError, match="is not a file of experiments rounds"):
+    with pytest.raises(UserError, match="was not written by python -m experiments rounds"):
         cells.read_cells(tmp_path)
 
 
