@@ -81,7 +81,7 @@ def test_a_cell_with_a_result_is_not_run_again(tmp_path, capsys):
     options = ["--methods", "qsgd", "--rates", "10mbit", "--delays-ms", "0", "--every", "30", "--overlaps", "0"]
     argv = ["rounds", "--run-dir", str(tmp_path), *options, "--step-seconds", "0.4", "--plan"]
     assert main([*argv, "--seeds", "0,1"]) == 0
-    assert "1 of 2 runs lack" in capsys.readouterr().out
+    assert "1 of 2 runs are missing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", ["[]", "{}", "no json", '{"cell": {"via": "bucket"}, "measured": {}}'])
