@@ -67,6 +67,7 @@ LOCAL_STEPS = {  # the first are shown on the gallery's picture
     "diloco_mxfp4": "DiLoCo, MXFP4",
     "diloco_mxfp4_hadamard": "DiLoCo, MXFP4, Hadamard",
     "streaming": "Streaming DiLoCo",
+    "powersgd_alternate": "PowerSGD, one all-reduce",
     "sparseloco_10_256": "SparseLoCo, H = 10, 6.2 %",
     "sparseloco_30_256": "SparseLoCo, 6.2 %",
     "sparseloco_30_no_feedback": "SparseLoCo, no feedback",
