@@ -45,7 +45,7 @@ def _figures(plan: Plan, server: str, results: Results) -> list[str]:
             ["goodput of all nodes, hit or not", _share(everyone, undisturbed)],
             ["tokens a node and second without faults", f"{undisturbed:.1f} of at most {most:.1f}"],
             ["largest relative error of conservation", f"{worst:.1e} in {accounts} accounts"],
-            ["digests of nodes that equal those of the lists", f"{results.digests:,}"],
+            ["digests of nodes that equal their list", f"{results.digests:,}"],
         ]),
     ]  # fmt: skip
 
