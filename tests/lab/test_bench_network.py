@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,16 @@ from jgc import comm
 from jgc.lab.bench.network import methods, models, plot, results, tables
 from jgc.lab.bench.network.figures import Interval, median, of_cells
 from jgc.lab.bench.network.jax_local import build_rounds, take_round
-from jgc.lab.bench.network.namespaces import HEADERS, _bucket, check_rate, network, remove_leftovers, why_not
+from jgc.lab.bench.network.namespaces import (
+    HEADERS,
+    _bucket,
+    address,
+    check_rate,
+    inside,
+    network,
+    remove_leftovers,
+    why_not,
+)
 from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
 from jgc.lab.bench.network.stopping import go_on, stoppable
@@ -70,7 +80,7 @@ def test_plan_of():
      ({"methods": ["topkk"]}, "did you mean topk"), ({"methods": ["topk:alfa=1"]}, "alpha"),
      ({"methods": ["topk:alpha=x"]}, "'x'"), ({"methods": ["topk:alpha=5"]}, "alpha"),
      ({"delay_ms": -1}, "--delay-ms must be from 0 to 1000, got -1"), ({"steps": 0}, "--steps"),
-     ({"model": "vgg"}, "'vgg'"), ({"methods": ["topk:every=0"]}, "at least 1 step"),
+     ({"congestion": "fast"}, "cubic"), ({"model": "vgg"}, "'vgg'"), ({"methods": ["topk:every=0"]}, "at least 1 step"),
      ({"methods": ["diloco"]}, "diloco:every=30"), ({"methods": ["ddp_f32:every=30"]}, "no local steps"),
      ({"methods": ["dgc:every=30"]}, "owns a momentum"), ({"methods": ["sparseloco:every=30:alfa=1"]}, "alpha"),
      ({"methods": ["gradiveq:phase=code"]}, "dense, sampling, compressed"), ({"methods": ["topk:phase="]}, "must be"),
@@ -376,6 +386,21 @@ def test_delayed_packets_take_as_long_as_asked(tmp_path):
             done = subprocess.run(net.command(1, [sys.executable, "-c", connect]), capture_output=True, check=True)
         assert float(done.stdout) >= 0.2
     assert not namespaces(os.getpid())
+
+
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cubic", "reno"])
+def test_hosts_have_the_congestion_control_that_was_asked_for(name, tmp_path):
+    with network(2, tmp_path, congestion=name) as net:
+        with inside(net.name(0)):
+            server = socket.create_server((address(0), 9999))
+        with inside(net.name(1)):
+            client = socket.create_connection((address(0), 9999), 10)
+        with server, client, server.accept()[0] as accepted:
+            for end in (client, accepted):
+                got = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                assert got.rstrip(b"\0").decode() == name
 
 
 @needs_namespaces

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jgc.lab.bench.network import plot, results, tables
+from jgc.lab.bench.network.namespaces import CUBIC
 from jgc.lab.bench.network.plan import Plan, plan_of, short
 from jgc.lab.bench.network.rounds import measure
 from jgc.lab.shared.choices import refuse_given
@@ -46,13 +47,15 @@ class Network:
     delay_ms: float = 0.0
     """milliseconds that the switch keeps every packet: distant hosts. A process forwards them, which keeps up with
     rates of about 100mbit"""
+    congestion: str = CUBIC
+    """TCP's congestion control in the hosts, whatever this machine's is: cubic, Linux's default, or bbr"""
     short: bool = False
     """a quick look instead: two hosts, two rates, three methods, a small model"""
 
     def run(self, line: str) -> None:
         """Measure, and print the page."""
         plan = plan_of(self.hosts, self.rates, self.methods, self.steps, self.workload or self.model,
-                       self.batch, self.delay_ms)  # fmt: skip
+                       self.batch, self.delay_ms, self.congestion)  # fmt: skip
         if self.short:
             unused = ("hosts", "rates", "steps", "model", "workload", "batch")
             refuse_given(self, unused, "does not go with --short, which sets it")

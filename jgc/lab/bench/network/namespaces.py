@@ -4,7 +4,8 @@ The namespaces are called `jgc{pid}-{part}`, with the pid of the process that ma
 bridge and rates, runs do not collide, and leftovers of a dead run are found by its pid. Segmentation and receive
 offloads are off, so that an interface counts the packets that a cable would carry.
 
-Packets wait at the sender's end of each cable, the host's or the bridge's: `tc tbf` on both.
+Packets wait at the sender's end of each cable, the host's or the bridge's: `tc tbf` on both. Routes name TCP's
+congestion control, so that measurements do not depend on the machine's.
 """
 
 import array
@@ -30,8 +31,10 @@ from jgc.training.errors import FAILED, UserError
 
 UNLIMITED = "unlimited"
 INTERFACE = "eth0"  # of a host
+CUBIC = "cubic"  # Linux's default congestion control
 MTU = 1500
 HEADERS = 14 + 20 + 32  # bytes of a packet: Ethernet, IP, TCP with time stamps
+SUBNET = "10.77.0.0/24"
 QUEUE_SECONDS = 0.2  # how long a packet may wait at a full cable before it is dropped
 BURST_SECONDS, LEAST_BURST = 0.0005, 32_000  # size of a bucket: half a millisecond's bytes
 
@@ -70,6 +73,12 @@ class Network(NamedTuple):
         script = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
         names = str(self.folder / f"hosts-{host}")
         return ["ip", "netns", "exec", self.name(host), "sh", "-c", script, "sh", names, *argv]
+
+
+def congestion_controls() -> list[str]:
+    """TCP's congestion controls that this machine has; cubic where it does not say."""
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    return known.read_text().split() if known.is_file() else [CUBIC]
 
 
 def address(host: int) -> str:
@@ -127,20 +136,21 @@ def remove_leftovers() -> list[str]:
 
 
 @contextmanager
-def network(hosts: int, folder: Path, delay: float = 0.0) -> Iterator[Network]:
+def network(hosts: int, folder: Path, delay: float = 0.0, congestion: str = CUBIC) -> Iterator[Network]:
     """Hosts that can reach each other without a rate limit; removed after the block, however it ends.
 
     Args:
       hosts: K, at least 2.
       folder: for the hosts' /etc/hosts files.
       delay: seconds that the switch keeps every packet, in either direction.
+      congestion: TCP's congestion control between hosts, of `congestion_controls`.
 
     Raises:
       UserError: a tool refused.
     """
     prefix = f"jgc{os.getpid()}"
     try:
-        net = _made(prefix, hosts, folder)
+        net = _made(prefix, hosts, folder, congestion)
         with _delayed(net, delay) if delay else nullcontext(net) as reachable:
             yield reachable
     finally:
@@ -149,7 +159,7 @@ def network(hosts: int, folder: Path, delay: float = 0.0) -> Iterator[Network]:
                 _delete(name)
 
 
-def _made(prefix: str, hosts: int, folder: Path) -> Network:
+def _made(prefix: str, hosts: int, folder: Path, congestion: str) -> Network:
     switch = f"{prefix}-switch"
     _ip("netns", "add", switch)
     _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -165,6 +175,7 @@ def _made(prefix: str, hosts: int, folder: Path) -> Network:
         _ip("-n", name, "addr", "add", f"{address(host)}/24", "dev", INTERFACE)
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "link", "set", INTERFACE, "up")
+        _ip("-n", name, "route", "replace", SUBNET, "dev", INTERFACE, "src", address(host), "congctl", congestion)
         for other in range(hosts):
             if other != host:
                 _ip("-n", name, "neigh", "add", address(other), "lladdr", _card(other), "dev", INTERFACE)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jgc.lab.bench.network.methods import SHORT, rows
 from jgc.lab.bench.network.models import MODELS, task_named
-from jgc.lab.bench.network.namespaces import UNLIMITED, check_rate
+from jgc.lab.bench.network.namespaces import CUBIC, UNLIMITED, check_rate, congestion_controls
 from jgc.lab.shared.choices import words
 from jgc.training.errors import UserError, values_of_the_user
 
@@ -25,6 +25,7 @@ class Plan(NamedTuple):
       batch: images, or windows of tokens, of a host in a step.
       short: a quick look.
       delay_ms: milliseconds that the switch keeps every packet.
+      congestion: TCP's congestion control.
     """
 
     hosts: tuple[int, ...]
@@ -36,10 +37,11 @@ class Plan(NamedTuple):
     batch: int = 2
     short: bool = False
     delay_ms: float = 0.0
+    congestion: str = CUBIC
 
 
 def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], steps: int, model: str,
-            batch: int | None = None, delay_ms: float = 0.0) -> Plan:  # fmt: skip
+            batch: int | None = None, delay_ms: float = 0.0, congestion: str = CUBIC) -> Plan:  # fmt: skip
     """A plan from a command line.
 
     Raises:
@@ -59,15 +61,17 @@ def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], 
         raise UserError(f"--steps and --batch must be at least 1, got {steps} and {batch}")
     if not 0 <= delay_ms <= LONGEST_DELAY:
         raise UserError(f"--delay-ms must be from 0 to {LONGEST_DELAY:g}, got {delay_ms:g}")
+    known = congestion_controls()
+    if congestion not in known:
+        raise UserError(f"--congestion must be one of this machine's, {', '.join(known)}, got {congestion}")
     with values_of_the_user():
         speeds = tuple(dict.fromkeys(check_rate(rate) for rate in words(rates)))
     if not speeds:
         raise UserError("--rates must be such as 100mbit,unlimited, got none")
     names = tuple(words(methods))
     rows(names, 2, torch=True)
-    return Plan(
-        tuple(map(int, counts)), speeds, names, steps, min(4, steps), model, batch, delay_ms=delay_ms
-    )
+    return Plan(tuple(map(int, counts)), speeds, names, steps, min(4, steps), model, batch, delay_ms=delay_ms,
+                congestion=congestion)  # fmt: skip
 
 
 def short(plan: Plan) -> Plan:

@@ -52,7 +52,8 @@ def measure(plan: Plan, folder: Path) -> Results:
     text = bool(task_named(plan.model).window)
     wanted = {hosts: rows(plan.methods, hosts, torch, plan.short, text) for hosts in plan.hosts}
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"model": plan.model, "batch": plan.batch, "machine": machine(), "delay_ms": plan.delay_ms or None}
+    settings = {"model": plan.model, "batch": plan.batch, "machine": machine(), "delay_ms": plan.delay_ms or None,
+                "congestion": plan.congestion}  # fmt: skip
     measured = results.load(folder, settings)
     remove_leftovers()
     with stoppable():
@@ -71,7 +72,8 @@ def _measure_hosts(plan: Plan, hosts: int, chosen: Sequence[Row], folder: Path, 
     if not any(_lacking(measured, hosts, rate, row, plan) for rate in plan.rates for row in chosen):
         return
     with ExitStack() as stack:
-        net = stack.enter_context(network(hosts, stack.enter_context(scratch()), plan.delay_ms / 1000))
+        folder_of_hosts = stack.enter_context(scratch())
+        net = stack.enter_context(network(hosts, folder_of_hosts, plan.delay_ms / 1000, plan.congestion))
         measured["settings"]["offloads"] = net.offloads
         options = {"model": plan.model, "batch": plan.batch}
         teams = {name: stack.enter_context(workers(name, net, options))

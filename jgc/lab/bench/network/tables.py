@@ -48,14 +48,16 @@ def about(measured: Results) -> str:
     task, versions = task_named(s["model"]), ", ".join(measured["versions"].values())
     wait = s.get("delay_ms")
     delayed = f" A process keeps every packet for {wait:g} ms at the switch." if wait else ""
+    congestion = f" TCP's congestion control: {s['congestion']}." if "congestion" in s else ""
     kind = task.model if task.window else f"{task.model} for CIFAR with group norm"
     return (
         f"{kind}, {s.get('parameters', 0):,} parameters in {s.get('tensors', 0)} "
         f"tensors, {s['batch']} {task.examples} a host and step; {s['machine']}, {versions}. Hosts are network "
         "namespaces of ONE machine: they share its cores, and all compute at the same time, so that seconds say "
         "little, and ratios within a table much. Both frameworks use one thread a process. Rates by `tc tbf` in both "
-        f"directions, MTU 1500, offloads: {s.get('offloads', 'not known')}.{delayed} SGD with momentum; every method "
-        "in its last phase, its state as initialised (an autoencoder untrained); all layers are treated alike.\n\n"
+        f"directions, MTU 1500, offloads: {s.get('offloads', 'not known')}.{congestion}{delayed} SGD with momentum; "
+        "every method in its last phase, its state as initialised (an autoencoder untrained); all layers are treated "
+        "alike.\n\n"
         "A step begins on all hosts at the same moment and ends when the slowest is done. Medians, with the range of "
         "90 % of bootstrap draws, of whole blocks of steps, in brackets. Computation: gradients and update, of that "
         "framework. Compression: the step with local copies instead of collectives, less computation (PyTorch: "
