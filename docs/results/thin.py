@@ -3,11 +3,11 @@
     python docs/results/thin.py RUN_DIR [RUN_DIR ...]
 
 `metrics.jsonl` (or `.gz`) becomes a `metrics.jsonl.gz` that keeps every tenth step, the first and the last step of each
-phase, and each line with figures that not every step has: evaluations, exchanges of local steps, diagnosed steps. Loss
-and training accuracy become means over the ten steps that end with the line, so that curves, which show moving means,
-stay as they were. Numbers keep five digits; bytes and step numbers stay exact. The first line has `thinned`, and a log
-that has it is left alone. summary.json, whose totals count all steps, gets the mean bytes of a step, which the
-remaining lines no longer tell where they vary from step to step.
+phase (of phases that take turns, of all turns together), and each line with figures that not every step has:
+evaluations, exchanges of local steps, diagnosed steps. Loss and training accuracy become means over the ten steps that
+end with the line, so that curves, which show moving means, stay as they were. Numbers keep five digits; bytes and step
+numbers stay exact. The first line has `thinned`, and a log that has it is left alone. summary.json, whose totals count
+all steps, gets the mean bytes of a step, which the remaining lines no longer tell where they vary from step to step.
 """
 
 import gzip
@@ -31,11 +31,12 @@ def thinned(lines: list[Line]) -> list[Line]:
     """The lines that stay, with means of AVERAGED."""
     counts = Counter((line["phase"], name) for line in lines for name in line)
     of_phase = Counter(line["phase"] for line in lines)
-    phases = [None, *(line["phase"] for line in lines), None]
+    phases = [line["phase"] for line in lines]
     remaining: list[Line] = []
     for i, line in enumerate(lines):
         phase = line["phase"]
-        changes = phases[i] != phase or phases[i + 2] != phase
+        around = phases[max(0, i - EVERY) : i], phases[i + 1 : i + 1 + EVERY]  # phases in turn do not begin or end
+        changes = any(phase not in some for some in around)
         rare = any(counts[phase, name] < COMMON * of_phase[phase] for name in line)
         if changes or rare or line["step"] % EVERY == 0:
             newest = lines[max(0, i + 1 - EVERY) : i + 1]
