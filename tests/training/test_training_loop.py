@@ -20,6 +20,7 @@ from jgc.lab.report.runs import find
 from jgc.nodes.layouts import make_nodes
 from jgc.training import data
 from jgc.training.errors import NonFinite, UserError
+from jgc.training.output import curves
 from jgc.training.output.metrics import read
 from jgc.training.output.recorder import Recorder
 from jgc.training.run import checkpoint, loop, setup as building
@@ -113,6 +114,22 @@ def test_resume_is_exact(tmp_path, reference, stop):
     """Stopped inside the second phase, and at the start of the third, whose transition must run once."""
     loop.run(tiny_config(tmp_path, steps=stop))
     assert loop.run(tiny_config(tmp_path, resume=True, log_every=1, diagnose_every=1)) == 0
+    assert_same_run(tmp_path, reference)
+
+
+def test_a_run_that_is_killed_while_it_draws_is_taken_up(tmp_path, reference, monkeypatch):
+    """summary.json says that a run is finished, so it comes after the pictures."""
+
+    def killed(*args):
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(curves, "draw", killed)
+        with pytest.raises(SystemExit):
+            loop.run(tiny_config(tmp_path, log_every=1, diagnose_every=1))
+    assert not (tmp_path / "summary.json").exists()
+    assert loop.run(tiny_config(tmp_path, resume=True, log_every=1, diagnose_every=1)) == 0
+    assert (tmp_path / "curves.png").is_file()
     assert_same_run(tmp_path, reference)
 
 

@@ -306,7 +306,7 @@ def test_halving_schedule(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--data-dir {tmp}", "ptb is missing: there is no {tmp}/ptb/ptb.train.txt; the files ptb.train.txt"),
+        ("--data-dir {tmp}", "ptb is missing: there is no {tmp}/ptb/ptb.train.txt; put the files ptb.train.txt"),
         ("--data-dir {text} --batch-size 400", "ptb has 674 words to train on, which are no batch of 400 streams"),
         ("--data-dir {text} --batch-size 10", "4 nodes do not divide a batch of 10"),
         ("--data-dir {text} --data.window -1", "the window must be at least 1 word, got -1"),

@@ -16,6 +16,7 @@ from jgc.training.steps.costs import PhaseCost
 from jgc.training.steps.evaluate import LOSS
 
 SHADES = ("#e8eef7", "#fdf1e0", "#e7f4e8", "#f5e8f3")
+MOST_SPANS = 40  # of phases that are told apart
 LINES, GREENS = ("-", "--", ":"), ("tab:green", "tab:olive", "0.4")  # of the score and the further scores
 COSINES = (
     ("reconstruction_cosine", "the aggregate", "tab:blue", "-"),
@@ -48,13 +49,28 @@ def draw(run_dir: Path, title: str, lines: Sequence[Line], costs: Sequence[Phase
 
 
 def _spans(lines: Sequence[Line]) -> list[tuple[str, int, int]]:
-    """(name, step before the first, last step) of each phase."""
+    """(name, step before the first, last step) of each phase; of phases that often take turns, of all turns together.
+
+    Example:
+      >>> turns = [{"phase": "pq"[step % 2], "step": step} for step in range(1001, 1201)]
+      >>> _spans([*({"phase": "dense", "step": step} for step in range(1, 1001)), *turns])
+      [('dense', 0, 1000), ('q / p', 1000, 1200)]
+    """
     spans: list[tuple[str, int, int]] = []
     for line in lines:
         if not spans or spans[-1][0] != line["phase"]:
             spans.append((line["phase"], line["step"] - 1, line["step"]))
         spans[-1] = (*spans[-1][:2], line["step"])
-    return spans
+    shortest = spans[-1][2] / MOST_SPANS if len(spans) > MOST_SPANS else 0
+    joined: list[tuple[list[str], int, int]] = []
+    for i, (name, start, stop) in enumerate(spans):
+        turns = [x[2] - x[1] < shortest for x in spans[max(0, i - 1) : i + 1]]
+        if i and all(turns):
+            names, first, _ = joined.pop()
+            joined.append((names if name in names else [*names, name], first, stop))
+        else:
+            joined.append(([name], start, stop))
+    return [(" / ".join(names), start, stop) for names, start, stop in joined]
 
 
 def _name_phases(axes: Axes, spans: Sequence[tuple[str, int, int]]) -> None:

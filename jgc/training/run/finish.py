@@ -21,16 +21,17 @@ def finish(run: Run, state: TrainState, shown: Shown | None, sample: str | None 
     result: dict[str, Any] = summary.summarise(run.setup, lines, costs, other)
     if how := config.rounds.bucket:
         result["rounds"] = summarised(read(run.folder / ROUNDS), how, config.rounds.node)
-    write_json(run.folder / SUMMARY, result)
     title = f"{result['method']} on {config.workload}, {table.nodes_of(result)}, seed {config.seed}"
     curves.draw(run.folder, title, lines, costs, source.score, *source.further)
     files = [SUMMARY, CURVES, METRICS, *([ROUNDS] if how else [])]
     if shown is not None:
         masks.draw(run.folder, f"{title}, after {result['steps']} steps", shown.pictures, shown.labels)
         files.insert(2, MASKS)
-    table.show(result, run.console)
     if sample is not None:
         write_whole(run.folder / SAMPLE, sample.encode())
+    write_json(run.folder / SUMMARY, result)  # last: a run that has it is finished, and is not taken up again
+    table.show(result, run.console)
+    if sample is not None:
         files.insert(2, SAMPLE)
         run.console.print("a sample of the model's text:", highlight=False)
         run.console.print(sample, highlight=False, markup=False)
