@@ -101,13 +101,13 @@ def test_factors_converge_to_the_best_approximation():
 
 
 @pytest.mark.parametrize("common", [0.0, 0.3])
-def test_it_keeps_back_as_much_as_powersgd_of_half_the_rank(common):
+def test_residuals_are_as_large_as_those_of_powersgd_of_half_the_rank(common):
     """Both send as many bytes: two factors of r columns in two steps, and of r / 2 columns in each."""
     params, nodes = {"w": jnp.zeros((32, 64))}, jgc.make_nodes(K, jax.devices()[:1])
     rng = np.random.default_rng(0)
     grads = (rng.normal(size=(120, K, 32, 64)) + common * rng.normal(size=(32, 64))).astype(np.float32)
 
-    def kept_back(**settings):
+    def residual(**settings):
         compressor, norms = powersgd(**settings), []
         state = compressor.init(jax.random.key(0), params, nodes)
         steps = [jax.jit(step_on_nodes(compressor.aggregate, phase.value, nodes)) for phase in compressor.schedule]
@@ -116,9 +116,9 @@ def test_it_keeps_back_as_much_as_powersgd_of_half_the_rank(common):
             norms.append(np.linalg.norm(kept_by(state).mean(0)))
         return np.mean(norms[40:])
 
-    alternate, half = kept_back(rank=4, alternate=True), kept_back(rank=2)
+    alternate, half = residual(rank=4, alternate=True), residual(rank=2)
     assert alternate == pytest.approx(half, rel=0.1)
-    assert alternate > 1.25 * kept_back(rank=4)
+    assert alternate > 1.25 * residual(rank=4)
 
 
 def test_factors_recover_after_zero_gradients_and_those_of_lower_rank():

@@ -117,7 +117,8 @@ class PowerSgd:
     algorithm: Literal["psum", "ring"] = "psum"
     """algorithm of the all-reduces: the runtime's, or an explicit ring by `ppermute`"""
     alternate: bool = False
-    """ACP-SGD: P and Q in turn, one all-reduce a step, half as many values of factors"""
+    """ACP-SGD: P and Q in turn, one all-reduce a step, half as many values of factors; its limits
+    are in `jgc.compress.low_rank.acp_sgd`"""
 
 
 def powersgd(config: PowerSgd | None = None, **overrides) -> Compressor:
