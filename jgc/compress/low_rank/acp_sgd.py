@@ -10,7 +10,7 @@ With the symbols of `powersgd`, for a matrix M whose other factor was averaged i
 A step has one all-reduce and half as many values of factors; PowerSGD has two all-reduces, one of
 which waits for the other. The method is `powersgd(alternate=True)`.
 
-Limits. A step projects on directions of the step before, where PowerSGD's are those of its own
+Limits. A step projects on directions of the step before; PowerSGD finds them in this step's
 gradients. For noise the residual is as large as with PowerSGD of half the rank and as many bytes.
 A GPT trained with AdamW ends above PowerSGD with as many bytes: 0.07 nats with rank 8, PowerSGD of
 rank 4, and 0.23 with rank 4 (3,000 steps, one seed: docs/results/local_steps).
