@@ -12,8 +12,8 @@ which waits for the other. The method is `powersgd(alternate=True)`.
 
 Limits. A step projects on directions of the step before; PowerSGD finds them in this step's
 gradients. For noise the residual is as large as with PowerSGD of half the rank and as many bytes.
-A GPT trained with AdamW ends above PowerSGD with as many bytes: 0.07 nats with rank 8, PowerSGD of
-rank 4, and 0.23 with rank 4 (3,000 steps, one seed: docs/results/local_steps).
+In training a GPT with AdamW the loss ends higher than with that PowerSGD, by 0.07 nats with rank 8
+and 0.23 with rank 4 (3,000 steps, one seed: docs/results/local_steps).
 
 Source: Zhang, Zhang, Shi, Chu, Li 2023, "Evaluation and Optimization of Gradient Compression for
 Distributed Deep Learning", ICDCS, on alternate compressed PowerSGD.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,14 @@ def _spans(lines: Sequence[Line]) -> list[tuple[str, int, int]]:
             spans.append((line["phase"], line["step"] - 1, line["step"]))
         spans[-1] = (*spans[-1][:2], line["step"])
     shortest = spans[-1][2] / MOST_SPANS if len(spans) > MOST_SPANS else 0
-    joined: list[tuple[list[str], int, int]] = []
-    for i, (name, start, stop) in enumerate(spans):
-        turns = [x[2] - x[1] < shortest for x in spans[max(0, i - 1) : i + 1]]
-        if i and all(turns):
-            names, first, _ = joined.pop()
-            joined.append((names if name in names else [*names, name], first, stop))
-        else:
-            joined.append(([name], start, stop))
-    return [(" / ".join(names), start, stop) for names, start, stop in joined]
+    joined: list[tuple[str, int, int]] = []
+    for in_turn, group in groupby(spans, lambda span: span[2] - span[1] < shortest):
+        members = list(group)
+        if in_turn:
+            names = dict.fromkeys(name for name, *_ in members)
+            members = [(" / ".join(names), members[0][1], members[-1][2])]
+        joined += members
+    return joined
 
 
 def _name_phases(axes: Axes, spans: Sequence[tuple[str, int, int]]) -> None:

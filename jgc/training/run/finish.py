@@ -27,13 +27,12 @@ def finish(run: Run, state: TrainState, shown: Shown | None, sample: str | None 
     if shown is not None:
         masks.draw(run.folder, f"{title}, after {result['steps']} steps", shown.pictures, shown.labels)
         files.insert(2, MASKS)
-    if sample is not None:
-        write_whole(run.folder / SAMPLE, sample.encode())
-    write_json(run.folder / SUMMARY, result)  # last: a run that has it is finished, and is not taken up again
     table.show(result, run.console)
     if sample is not None:
+        write_whole(run.folder / SAMPLE, sample.encode())
         files.insert(2, SAMPLE)
         run.console.print("a sample of the model's text:", highlight=False)
         run.console.print(sample, highlight=False, markup=False)
+    write_json(run.folder / SUMMARY, result)  # last: a run that has it is finished, and is not taken up again
     names = f"{', '.join(files[:-1])} and {files[-1]}"
     run.console.print(f"{names} are in {run.folder}", highlight=False, soft_wrap=True)

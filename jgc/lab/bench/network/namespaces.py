@@ -75,12 +75,6 @@ class Network(NamedTuple):
         return ["ip", "netns", "exec", self.name(host), "sh", "-c", script, "sh", names, *argv]
 
 
-def congestion_controls() -> list[str]:
-    """TCP's congestion controls that this machine has; cubic where it does not say."""
-    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-    return known.read_text().split() if known.is_file() else [CUBIC]
-
-
 def address(host: int) -> str:
     """The address of a host. Namespaces are isolated, so every network uses the same addresses."""
     return f"10.77.0.{host + 1}"
@@ -143,7 +137,7 @@ def network(hosts: int, folder: Path, delay: float = 0.0, congestion: str = CUBI
       hosts: K, at least 2.
       folder: for the hosts' /etc/hosts files.
       delay: seconds that the switch keeps every packet, in either direction.
-      congestion: TCP's congestion control between hosts, of `congestion_controls`.
+      congestion: TCP's congestion control between hosts, one that this machine has.
 
     Raises:
       UserError: a tool refused.

@@ -1,11 +1,12 @@
 """The cells to measure, from a command line."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from jgc.lab.bench.network.methods import SHORT, rows
 from jgc.lab.bench.network.models import MODELS, task_named
-from jgc.lab.bench.network.namespaces import CUBIC, UNLIMITED, check_rate, congestion_controls
+from jgc.lab.bench.network.namespaces import CUBIC, UNLIMITED, check_rate
 from jgc.lab.shared.choices import words
 from jgc.training.errors import UserError, values_of_the_user
 
@@ -72,6 +73,12 @@ def plan_of(hosts: Sequence[str], rates: Sequence[str], methods: Sequence[str], 
     rows(names, 2, torch=True)
     return Plan(tuple(map(int, counts)), speeds, names, steps, min(4, steps), model, batch, delay_ms=delay_ms,
                 congestion=congestion)  # fmt: skip
+
+
+def congestion_controls() -> list[str]:
+    """TCP's congestion controls that this machine has; cubic where it does not say."""
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    return known.read_text().split() if known.is_file() else [CUBIC]
 
 
 def short(plan: Plan) -> Plan:
