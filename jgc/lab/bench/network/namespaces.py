@@ -12,6 +12,7 @@ import array
 import ctypes
 import errno
 import fcntl
+import ipaddress
 import os
 import re
 import shutil
@@ -34,7 +35,7 @@ INTERFACE = "eth0"  # of a host
 CUBIC = "cubic"  # Linux's default congestion control
 MTU = 1500
 HEADERS = 14 + 20 + 32  # bytes of a packet: Ethernet, IP, TCP with time stamps
-SUBNET = "10.77.0.0/24"
+SUBNET = ipaddress.ip_network("10.77.0.0/24")
 QUEUE_SECONDS = 0.2  # how long a packet may wait at a full cable before it is dropped
 BURST_SECONDS, LEAST_BURST = 0.0005, 32_000  # size of a bucket: half a millisecond's bytes
 
@@ -77,7 +78,7 @@ class Network(NamedTuple):
 
 def address(host: int) -> str:
     """The address of a host. Namespaces are isolated, so every network uses the same addresses."""
-    return f"10.77.0.{host + 1}"
+    return str(SUBNET[host + 1])
 
 
 def check_rate(rate: str) -> str:
@@ -169,7 +170,7 @@ def _made(prefix: str, hosts: int, folder: Path, congestion: str) -> Network:
         _ip("-n", name, "addr", "add", f"{address(host)}/24", "dev", INTERFACE)
         _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", name, "link", "set", INTERFACE, "up")
-        _ip("-n", name, "route", "replace", SUBNET, "dev", INTERFACE, "src", address(host), "congctl", congestion)
+        _ip("-n", name, "route", "replace", str(SUBNET), "dev", INTERFACE, "src", address(host), "congctl", congestion)
         for other in range(hosts):
             if other != host:
                 _ip("-n", name, "neigh", "add", address(other), "lladdr", _card(other), "dev", INTERFACE)
