@@ -51,8 +51,8 @@ step(params, state, key)  # compile before joining: from then on the others wait
 
 rounds = jgc.rounds.join(
     args.bucket, node=args.node, params=params, compressor=jgc.compress.topk(alpha=0.1, strategy="fixed"),
-    outer=jgc.rounds.Sgd(1.0, momentum=0.0), quorum=args.quorum, grace=20, folder=f"{args.bucket}-disks"
-    if "://" not in args.bucket else "rounds-disks", settings={"every": args.steps},
+    outer=jgc.rounds.Sgd(1.0, momentum=0.0), quorum=args.quorum, total=args.rounds, grace=20,
+    folder=f"{args.bucket}-disks" if "://" not in args.bucket else "rounds-disks", settings={"every": args.steps},
 )  # fmt: skip
 params = rounds.params
 while rounds.number < args.rounds:

@@ -1,7 +1,7 @@
 """Rounds over an object store: nodes that come and go, with nothing but a bucket between them.
 
     rounds = jgc.rounds.join("s3://bucket/run7", node="paris", params=params,
-                             compressor=jgc.compress.qsgd(bits=4), quorum=2, grace=60)
+                             compressor=jgc.compress.qsgd(bits=4), quorum=2, total=500)
     params = rounds.params
     while rounds.number < 500:
         for batch in batches(30):

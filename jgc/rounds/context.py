@@ -63,6 +63,8 @@ class Rules(NamedTuple):
       retained: rounds whose objects are kept for nodes that are behind.
       poll: shortest and longest polling interval, in seconds.
       patience: extra delay of each successive node before it makes the list, in seconds.
+      total: rounds of the run, after which a node sends nothing; None if that is not known. Without
+        it, a node that is late in the last round may close one more.
     """
 
     quorum: int = 1
@@ -75,6 +77,11 @@ class Rules(NamedTuple):
     retained: int = 50
     poll: tuple[float, float] = (0.05, 1.0)
     patience: float = 0.5
+    total: int | None = None
+
+    def over(self, number: int) -> bool:
+        """Whether the run is over after `number` rounds."""
+        return self.total is not None and number >= self.total
 
 
 def check_rules(rules: Rules) -> None:
@@ -83,6 +90,9 @@ def check_rules(rules: Rules) -> None:
         value = getattr(rules, name)
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    total = rules.total
+    if total is not None and (type(total) is not int or total < 1):
+        raise ValueError(f"total must be a whole number of at least 1, or None, got {total!r}")
     for name in ("grace", "timeout"):
         if not (fits(float, x := getattr(rules, name)) and x > 0):
             raise ValueError(f"{name} must be positive, got {x!r}")

@@ -144,7 +144,7 @@ def join(
       settings: further plain values that must be equal on all nodes, such as local steps a round.
       seed: of random rounding; the same on all nodes.
       pause: waits for some seconds. Its exceptions end `join` or `exchange`; call `leave` then.
-      rules: `quorum`, `grace`, `start`, `timeout`, ... of `jgc.rounds.Rules`.
+      rules: `quorum`, `grace`, `start`, `total`, `timeout`, ... of `jgc.rounds.Rules`.
 
     Raises:
       NoBucket: no such bucket, no credentials, or no obstore.

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from jgc.rounds.arithmetic import Shared
+
 LATE = "late"  # the reason why a message does not count: the list was made before it came
 
 
@@ -32,3 +34,10 @@ class Outcome(NamedTuple):
     digest: str
     number: int
     discarded: bool = False
+
+
+def without_a_list(number: int, reason: str, shared: Shared, discarded: bool) -> Outcome:
+    """The outcome of round `number` where the node knows no list of it."""
+    return Outcome(
+        number, (), False, reason, {}, 0.0, "", shared.digest, shared.number, discarded
+    )

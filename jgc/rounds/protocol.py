@@ -29,7 +29,7 @@ from jgc.rounds.messages import packed_message, sealed, sha256_of
 from jgc.rounds.names import node_name
 from jgc.rounds.node_disk import Disk, NoDisk, Pending
 from jgc.rounds.opening import opened_run
-from jgc.rounds.outcome import LATE, Outcome
+from jgc.rounds.outcome import LATE, Outcome, without_a_list
 from jgc.rounds.requests import Create, Requests
 
 
@@ -75,18 +75,29 @@ class Member:
         A message that was too late for its round goes into the next one, without local steps in
         between. Otherwise a node that is behind by more than the grace would stay behind.
         """
+        over, before = self.context.rules.over, None
         if self.flying is not None:
             flying = self.flying
             if usable(difference):  # on disk before anything is awaited, like every movement
                 flying = self._stored(flying.with_further(difference))
                 difference = np.zeros_like(difference)
-            yield from self._finish(flying)
-        outcome = yield from self._finish(self._begin(difference, tokens))
+            before = yield from self._finish(flying)
+        if over(self.shared.number):
+            return before or self._unsent(difference)
+        pending = self._begin(difference, tokens)
+        outcome = (yield from self._finish(pending, unless_left=before is not None)) or before
         assert outcome is not None
-        if outcome.reason == LATE:
+        if outcome.reason == LATE and not (self.flying or over(self.shared.number)):
             again = self._begin(np.zeros_like(difference), tokens)
             outcome = (yield from self._finish(again, unless_left=True)) or outcome
         return outcome
+
+    def _unsent(self, difference: Vector) -> Outcome:
+        """After the last round: the movement stays in the carry, which `leave` writes to disk."""
+        if kept := usable(difference):
+            self.carry = self.carry + difference
+        number = self.shared.number
+        return without_a_list(number, f"all {number} rounds are closed", self.shared, not kept)
 
     def leave(self, settled: bool = True, moved: Vector | None = None) -> Requests[None]:
         """Nobody waits for this node any longer. Its unsent progress stays on its disk.
@@ -239,10 +250,8 @@ class Member:
         self.lost += 1
         self._go_on_from((yield from replay.resumed(context)))
         yield from self._announce_here()
-        return Outcome(
-            pending.round, (), False, "away for longer than rounds are kept", {}, 0.0, "",
-            self.shared.digest, self.shared.number, True,
-        )  # fmt: skip
+        reason = "away for longer than rounds are kept"
+        return without_a_list(pending.round, reason, self.shared, discarded=True)
 
     def _resume(self, pending: Pending) -> Requests[Outcome | None]:
         """Set memory and carry after a restart, by the list of the round in which it was killed."""

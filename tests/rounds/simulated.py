@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
-from stand_ins import Bytes, Faults, Halves, History, MemoryDisk, N, Process
+from stand_ins import Bytes, Faults, Halves, History, Left, MemoryDisk, N, Process
 
 from jgc.rounds.arithmetic import Sgd
 from jgc.rounds.bucket import BucketError
@@ -29,6 +29,7 @@ class World:
       gone: errors that ended a process, by node.
       outcomes: of every exchange, by node.
       moved: f64[n], what a node has handed to `exchange`, by node.
+      leaves: where a node gets Ctrl-C once: the round, and "steps" or "exchange".
     """
 
     def __init__(self, seed: int, rounds=8, rules=None, faults=None, disks=True, tokens=None, n=N):
@@ -42,6 +43,7 @@ class World:
         self.digests: dict[int, str] = {}
         self.outcomes, self.gone, self.events = defaultdict(list), {}, []
         self.moved = defaultdict(lambda: np.zeros(N))
+        self.leaves: dict[str, tuple[int, str]] = {}
         self.lossy: set[str] = set()  # nodes that lost something, and said so
         self.counted_cache: dict[int, Any] = {}
         self.waits, self.nodes = defaultdict(list), set()
@@ -76,13 +78,21 @@ class World:
         member, node = process.member, process.node
         outcome = yield from member.join(np.zeros(N, np.float32), settings)
         self._note(process, outcome)
-        while member.shared.number < rounds:
-            yield Wait(pace * (1 + self.spread * (self.random.random() - 0.5)))
-            if self._flips(node, member.shared.number):
-                theta = np.nextafter(member.shared.theta, np.float32(9))
-                member.shared = member.shared._replace(theta=theta, digest=f"wrong {self.now}")
-            yield from self._exchange(process)
-        yield from member.leave()
+        try:
+            while member.shared.number < rounds:
+                process.inside = "steps"
+                yield Wait(pace * (1 + self.spread * (self.random.random() - 0.5)))
+                if self._flips(node, member.shared.number):
+                    theta = np.nextafter(member.shared.theta, np.float32(9))
+                    member.shared = member.shared._replace(theta=theta, digest=f"wrong {self.now}")
+                process.inside = "exchange"
+                yield from self._exchange(process)
+            process.inside = ""
+            yield from member.leave()
+        except Left:
+            settled, process.inside = process.inside == "steps", ""
+            yield from member.leave(settled)
+            process.again(self.now + 100 * self.random.random())
 
     def _exchange(self, process):
         member, node = process.member, process.node
@@ -96,6 +106,10 @@ class World:
         if not (outcome.counted or outcome.discarded):
             self._check_returned(member, difference, *before)
         self._note(process, outcome)
+
+    def _leaves_here(self, process):
+        here = process.member.shared.number, process.inside
+        return self.leaves.get(process.node) == here and bool(self.leaves.pop(process.node))
 
     def _flips(self, node, number):
         return node == "a" and self.random.random() < self.faults.ulp
@@ -133,6 +147,9 @@ class World:
             if chance() < self.faults.stopped:
                 process.wake = self.now + 150 * chance()
                 return
+            waits = process.inside and isinstance(process.request, Wait)
+            if waits and (chance() < self.faults.left or self._leaves_here(process)):
+                process.error = Left()
         try:
             error, value = process.error, process.value
             process.error = process.value = None
@@ -254,6 +271,7 @@ class World:
         for closed in lists:
             assert list(closed.nodes) == sorted(set(closed.nodes)), "invariant 4: each node once"
             assert len(closed.members) >= 1
+            assert self.rules.total is None or closed.round < self.rules.total, "after the last round"
             for entry in closed.members:
                 assert entry.sha256 not in seen, "invariant 4: a message counts once"
                 seen.add(entry.sha256)

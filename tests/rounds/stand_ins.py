@@ -87,6 +87,7 @@ class Faults(NamedTuple):
       slow: requests that take up to `longest` seconds, half before and half after they are carried out.
       killed: processes that die at a request; they come back after up to 100 s.
       stopped: processes that stand still at a request for up to 150 s.
+      left: processes that get Ctrl-C while they wait; they come back after up to 100 s.
       rubbish: rounds into which somebody writes objects that are no messages.
       ulp: exchanges of node a before which one bit of its theta flips.
     """
@@ -96,17 +97,26 @@ class Faults(NamedTuple):
     slow: float = 0.0
     killed: float = 0.0
     stopped: float = 0.0
+    left: float = 0.0
     rubbish: float = 0.0
     ulp: float = 0.0
     longest: float = 8.0
 
 
+class Left(Exception):
+    """Ctrl-C."""
+
+
 class Process:
-    """A process of a node: where its generator is, and when it goes on."""
+    """A process of a node: where its generator is, and when it goes on.
+
+    Attributes:
+      inside: where Ctrl-C finds it: "steps", "exchange", or "" before and after the rounds.
+    """
 
     def __init__(self, node, steps, member=None):
         self.node, self.steps, self.member = node, steps, member
         self.request: Any = None
         self.value: Any = None
         self.error: Exception | None = None
-        self.wake, self.alive, self.carried_out = 0.0, True, True
+        self.wake, self.alive, self.carried_out, self.inside = 0.0, True, True, ""

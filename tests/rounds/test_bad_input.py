@@ -63,7 +63,8 @@ NAN = float("nan")
 
 @pytest.mark.parametrize("changes, text", [
     *[({name: x}, f"{name} must be") for name, values in {
-        "patience": (NAN, -1, "x"), "outliers": (NAN, 0.5, "x"), "grace": (NAN, "60", None), "quorum": (True, 1.5),
+        "patience": (NAN, -1, "x"), "total": (0, 1.5, "8", True),
+        "outliers": (NAN, 0.5, "x"), "grace": (NAN, "60", None), "quorum": (True, 1.5),
         "poll": ((0, 0), (1, 0.5), (0.1,), "ab", 5, (NAN, 1)), "seed": (-1, 1.5, "x", None, True),
     }.items() for x in values],
     ({"overlap": 1, "merge": True}, "merge must be"),

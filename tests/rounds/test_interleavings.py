@@ -20,9 +20,10 @@ FAULTS = {
     "lossy": Faults(lost=0.1, unanswered=0.1, slow=0.1),
     "kills": Faults(killed=0.01, slow=0.1),
     "stops": Faults(stopped=0.02, slow=0.1),
+    "leaves": Faults(left=0.1, slow=0.1),
     "rubbish": Faults(rubbish=0.5),
     "ulp": Faults(ulp=0.05),
-    "all": Faults(0.05, 0.05, 0.1, 0.005, 0.01, 0.2),
+    "all": Faults(0.05, 0.05, 0.1, 0.005, 0.01, 0.02, 0.2),
 }
 
 
@@ -30,8 +31,11 @@ def _run(name: str, seed: int, disks: bool = True) -> World:
     # one wrong node of two has no majority against it
     count = 3 + seed % 2 if name == "ulp" else 2 + seed % 3
     quorum, start = (2, count) if name == "ulp" else (1 + seed % 2, 2)
-    rules = Rules(quorum=quorum, start=start, grace=10, checkpoint_every=3, retained=4, timeout=500)
-    world = World(seed, rules=rules, faults=FAULTS[name], disks=disks)
+    rules = Rules(
+        quorum=quorum, start=start, grace=10, checkpoint_every=3, retained=4, timeout=500,
+        total=(None, 8)[seed // 6 % 2],
+    )  # fmt: skip
+    world = World(seed, rounds=8, rules=rules, faults=FAULTS[name], disks=disks)
     for node in "abcd"[:count]:
         world.start(node, at=world.random.uniform(0, 5))
     world.run().check()
@@ -104,6 +108,32 @@ def test_a_node_that_dies_before_round_0_ends_costs_a_grace(seed):
     world.run().check()
     assert world.lists()[0].nodes == ("a", "b") and "rounds/00000000/c.here" in world.bucket.history
     assert max(world.waits["a"]) < 30 + 10 + 15
+
+
+@pytest.mark.parametrize("total", [None, 8])
+@EXAMPLES
+@given(seed=seeds)
+def test_nodes_that_all_leave_in_the_last_round_end_it_together(total, seed):
+    """b's message waits in the bucket; it ends that round, and may not wait for one that nobody else enters."""
+    world = World(seed, rounds=8, rules=Rules(quorum=2, start=2, grace=10, timeout=500, total=total))
+    world.leaves = {"a": (7, "steps"), "b": (7, "exchange")}
+    for node, pace in (("a", 30), ("b", 1)):
+        world.start(node, pace=pace)
+    world.run().check()
+    assert not world.leaves and not world.gone
+    assert len(world.lists()) == 8
+
+
+@EXAMPLES
+@given(seed=seeds)
+def test_a_late_node_sends_nothing_after_the_last_round(seed):
+    world = World(seed, rounds=3, rules=Rules(quorum=1, start=2, grace=10, total=3))
+    world.start("a")
+    slow = world.start("b", pace=100)
+    world.run().check()
+    assert len(world.lists()) == 3 and slow.member.shared.number == 3
+    np.testing.assert_allclose(slow.member.carry + slow.member.memory["residual"] + world.counted("b", 3),
+                               world.moved["b"], atol=1e-5)  # fmt: skip
 
 
 @EXAMPLES

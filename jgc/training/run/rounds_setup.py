@@ -95,7 +95,7 @@ def arguments_of(setup: Setup, params: PyTree) -> dict[str, Any]:
     return {
         "bucket": config.rounds.bucket, "node": config.rounds.node, "params": params,
         "compressor": setup.parts.compressor, "outer": outer_of(config), "settings": alike(setup), "seed": config.seed,
-        **config.rounds.rules(),
+        "total": max(1, config.steps // (config.local.every or 1)), **config.rounds.rules(),
     }  # fmt: skip
 
 
