@@ -18,6 +18,7 @@ from jgc.lab.shared.progress import left
 from jgc.nodes.layouts import make_nodes
 from jgc.training.data import MissingDataError, Source, score_of
 from jgc.training.errors import FAILED, NonFinite, UserError
+from jgc.training.output.recording import matching
 from jgc.training.output.summary import read_summary
 from jgc.training.run.folder import CONFIG, SUMMARY, changes_since, read_object
 from jgc.training.run.loop import run
@@ -237,8 +238,9 @@ def check_parts(jobs: Sequence[Job]) -> None:
             alike = (config.data, config.schedule, config.correction.every > 0)
             if alike not in sources:
                 sources[alike] = data_of(config)
-            source = sources[alike]
-            make_parts(config, make_nodes(config.nodes), model_of(config, source), source, jax.random.key(config.seed))
+            source, nodes = sources[alike], make_nodes(config.nodes, devices_per_node=config.devices_per_node)
+            make_parts(config, nodes, model_of(config, source), source, jax.random.key(config.seed))
+            matching((), config.record.layers, "--record.layers")
         except (UserError, ValueError, MissingDataError) as error:
             raise UserError(f"{job.name}: {error}") from error
 

@@ -85,6 +85,8 @@ def test_module_runs():
         (["compare", "--run-dir", "x", "--set", "seed=5"], "seed is not to be set: the command sets it"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.seed=5"], "seed is not to be set"),
         (["compare", "--run-dir", "x", "--set", "distributed.auto=true"], "is one process"),
+        (["compare", "--run-dir", "x", "--set", "record.layers=[", "--set", "record.every=1"], "no regular expression"),
+        (["compare", "--run-dir", "x", "--set", "devices_per_node=2", "--nodes", "8"], "devices"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.run-dir=y"], "run-dir is not to be set"),
         (["plan", "--alpha", "2", "--methods", "dgc"], "alpha must be in (0, 1]"),
         (["plan", "--set", "model.classes=5"], "at least the data set's 10, got 5"),

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from report_helpers import made_up
 from tiny import tiny_model
 
@@ -406,6 +407,15 @@ def test_bytes_of_local_steps_are_those_of_a_step_not_of_a_round():
     assert [figures(group, groups).worker for group in groups] == [4.0, 1.0]
 
 
+@pytest.mark.parametrize("bucket", ["", "s3://bucket/run"])
+def test_one_node_sends_something_only_in_rounds(bucket):
+    line = {"phase": "last", "bytes": 3.0}
+    group, *_ = pool([made_up("a", 0.5, "topk", nodes=1, lines=[line], rounds={"bucket": bucket})])
+    axes = Figure().subplots()
+    plots._point(axes, group, lambda run: run.step_bytes, "black", "o", False)
+    assert axes.get_legend_handles_labels()[1] == [f"topk{'' if bucket else ': sends nothing, not shown'}"]
+
+
 def test_runs_without_metrics_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(page_module, "find", lambda paths: ([made_up("a", 0.5, "topk")], []))
     assert "| topk |" in write([tmp_path], tmp_path).read_text()
@@ -450,7 +460,7 @@ def test_as_good_as_the_baseline_is_said_of_three_pairs_or_more(seeds, said):
 
 def test_lists_of_methods_and_seeds():
     assert words(["a,b", "c"]) == words(["a", "b,", "c"]) == ["a", "b", "c"]
-    assert seeds_of(["0,1", "2"]) == [0, 1, 2]
+    assert seeds_of(["0,1", "2"]) == [0, 1, 2] and seeds_of(["0,00,1"]) == [0, 1]
     with pytest.raises(UserError, match="whole numbers"):
         seeds_of(["one"])
     with pytest.raises(UserError, match="the same method"):

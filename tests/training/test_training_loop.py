@@ -223,6 +223,21 @@ def test_lost_metrics_are_said(tmp_path, reference, capsys):
     assert write_report([path], tmp_path / "report").read_text().count("lacks the metrics of 2 steps") == 1
 
 
+def test_a_run_resumed_at_its_end_has_all_its_steps_and_its_score(tmp_path, reference):
+    """As after a power cut that left a checkpoint of the last step and two lines."""
+    path = tmp_path / "run"
+    shutil.copytree(reference, path)
+    before = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").unlink()
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:20])
+    assert loop.run(tiny_config(path, resume=True)) == 0
+    after = json.loads((path / "summary.json").read_text())
+    assert (after["steps"], after["steps_without_metrics"]) == (6, 4)
+    assert after["test_accuracy"] == before["test_accuracy"] is not None
+    write_report([path], tmp_path / "report")
+
+
 def test_checkpoint_of_another_run(tmp_path, reference, capsys):
     path, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(reference, path)

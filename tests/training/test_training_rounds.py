@@ -215,9 +215,17 @@ def test_a_run_of_one_node_is_resumed_by_the_same_line(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "utilisation" in said and "joined" in said and "round 3: members a" in said
 
+    with open(tmp_path / "a" / "rounds.jsonl", "a") as file:
+        file.write('{"step"')  # half-written, as after a kill
     again = config_of(tmp_path, steps=8, evaluate_every=4)  # is over: nothing to do but the table
     assert loop.run(again) == 0
     assert lines(tmp_path / "a", "metrics.jsonl") == metrics
+    assert lines(tmp_path / "a")[: len(found)] == found
+
+    assert loop.run(config_of(tmp_path, "late", evaluate_every=4)) == 0  # all rounds are closed
+    late = json.loads((tmp_path / "late" / "summary.json").read_text())
+    assert late["test_accuracy"] is not None and late["steps"] == 0
+    assert late["compression_ratio"] == {"leader": None, "worker": None}
 
     with pytest.raises(UserError, match=r"was made with a different config: learning_rate was 0.01, is 0.02"):
         loop.run(dataclasses.replace(config, learning_rate=0.02))

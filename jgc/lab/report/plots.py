@@ -94,7 +94,7 @@ def _point(
     sent = [count for run in group.runs if (count := bytes_of(run)) is not None]
     if len(sent) < len(group.runs):
         axes.plot([], [], linestyle="", label=f"{group.label}: no metrics, not shown")
-    elif min(sent) <= 0 or group.settings["nodes"] == 1:
+    elif min(sent) <= 0 or (group.settings["nodes"] == 1 and not group.settings.get("rounds.bucket")):
         axes.plot([], [], linestyle="", label=f"{group.label}: sends nothing, not shown")
     else:
         results = [run.result for run in group.runs]

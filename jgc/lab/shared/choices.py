@@ -122,7 +122,7 @@ def seeds_of(values: Sequence[str]) -> list[int]:
     bad = next((word for word in seeds if not word.isdecimal()), None)
     if bad is not None or not seeds:
         raise UserError(f"--seeds must be whole numbers such as 0,1,2, got {bad or 'none'}")
-    return [int(word) for word in seeds]
+    return list(dict.fromkeys(int(word) for word in seeds))  # 0 and 00 are one seed
 
 
 def fields_of_runs() -> set[str]:

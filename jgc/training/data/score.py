@@ -3,6 +3,7 @@
 A run writes the figure under the score's name, and that name into summary.json, so reports work for any data set.
 """
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -80,6 +81,7 @@ def further_of(summary: Mapping[str, Any]) -> tuple[Score, ...]:
 
 
 def final(summary: Mapping[str, Any], phase: Mapping[str, Any] | None = None) -> float:
-    """The displayed score of a run, or of a phase in its summary."""
+    """The displayed score of a run, or of a phase in its summary; NaN for one that is not finite."""
     score = score_of(summary)
-    return score.scale * (summary if phase is None else phase)[score.name]
+    value = (summary if phase is None else phase)[score.name]
+    return math.nan if value is None else score.scale * value

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import math
+import os
 import time
 import zlib
 from pathlib import Path
@@ -50,6 +51,13 @@ class Metrics:
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
+    def sync(self) -> None:
+        """Write the lines so far to the disk itself: a checkpoint that outlives a power cut needs them."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
     def __enter__(self) -> "Metrics":
         return self
 
@@ -65,6 +73,9 @@ class NoMetrics:
 
     def write(self, line: Line, tensorboard: bool = True) -> None:
         """Drop the line."""
+
+    def sync(self) -> None:
+        """Nothing to do."""
 
     def __enter__(self) -> "NoMetrics":
         return self

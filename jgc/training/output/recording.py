@@ -115,9 +115,10 @@ def matching(paths: Iterable[str], pattern: str, option: str) -> list[str]:
       ['layer1/conv/kernel']
     """
     try:
-        return [path for path in paths if re.search(pattern, path)]
+        expression = re.compile(pattern)
     except re.error as error:
         raise UserError(f"{option} {pattern!r} is no regular expression: {error}") from error
+    return [path for path in paths if expression.search(path)]
 
 
 def _check_size(parts: Parts, params: PyTree, names: list[str]) -> None:

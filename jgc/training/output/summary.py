@@ -2,7 +2,7 @@
 
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,15 @@ CORRECTED = ("validation_loss", "learning_rate")
 POSITIONS = ("position_bytes", "entropy_position_bytes", "deflate_position_bytes")  # a step and sending node
 
 
-def summarise(setup: Setup, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a finished run."""
+def summarise(
+    setup: Setup, steps: int, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any],
+    scores: Mapping[str, float],
+) -> dict[str, Any]:  # fmt: skip
+    """The summary of a finished run of so many steps. `scores`: at the end, if the last line does not have them."""
     config, nodes, values = setup.parts.config, setup.parts.nodes, setup.values
     score, further = setup.source.score, setup.source.further
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
-    last, steps = reached[-1], lines[-1]["step"] if lines else 0
+    last = reached[-1]
     final = [line for line in lines if line["phase"] == last.phase.name]
     exchanges = _exchanges(config, lines)
     elements, cosines = exchanges * (_mean(final, "elements_sent") or 0.0), _values(final, "reconstruction_cosine")
@@ -50,6 +53,7 @@ def summarise(setup: Setup, lines: Sequence[Line], costs: Sequence[PhaseCost], o
         KEY: score.name,
         **({FURTHER: [figure.name for figure in further]} if further else {}),
         **_newest(lines[-1:], (score, *further)),
+        **{figure.name: scores[figure.name] for figure in (score, *further) if figure.name in scores},
         "phases": [_phase(cost, lines, nodes, (score, *further), config.local, exchanges) for cost in reached],
         "compression_ratio": _ratios(last, final, exchanges),
         "element_ratio": values / elements if elements else None,
@@ -117,7 +121,9 @@ def _ratios(cost: PhaseCost, lines: Sequence[Line], exchanges: float) -> dict[st
     exchanged = [line for line in lines if line.get("elements_sent") is not None or "round" in line]
     means = {role: _mean(exchanged, f"bytes_up_{role}") for role in ("leader", "worker")}
     sent = {role: exchanges * (mean or 0.0) for role, mean in means.items()}
-    return {role: cost.dense / size if size else None for role, size in sent.items()} if lines else ratios(cost)
+    if lines:
+        return {role: cost.dense / size if size else None for role, size in sent.items()}
+    return {role: ratio / exchanges if ratio and exchanges else None for role, ratio in ratios(cost).items()}
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -12,13 +12,18 @@ from jgc.training.steps.overhead import other_bytes
 from jgc.training.steps.step import TrainState
 
 
-def finish(run: Run, state: TrainState, shown: Shown | None, sample: str | None = None) -> None:
-    """Write the files, masks.png and sample.txt only if given, and print the closing table."""
+def finish(
+    run: Run, state: TrainState, scores: dict[str, float], shown: Shown | None, sample: str | None = None
+) -> None:
+    """Write the files, masks.png and sample.txt only if given, and print the closing table.
+
+    `scores`: of the state, if metrics.jsonl does not have them.
+    """
     lines, config, source = read(run.folder / METRICS), run.config, run.setup.source
     first = {phase.name: run.costs[phase.value]._replace(phase=phase) for phase in reversed(run.entered)}
     costs = tuple(reversed(first.values()))  # one a name: cycles enter a phase more than once
     other = other_bytes(run.setup, state, costs, lines, pictures=shown is not None)
-    result: dict[str, Any] = summary.summarise(run.setup, lines, costs, other)
+    result: dict[str, Any] = summary.summarise(run.setup, int(state.step), lines, costs, other, scores)
     if how := config.rounds.bucket:
         result["rounds"] = summarised(read(run.folder / ROUNDS), how, config.rounds.node)
     title = f"{result['method']} on {config.workload}, {table.nodes_of(result)}, seed {config.seed}"

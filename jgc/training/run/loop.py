@@ -137,9 +137,11 @@ def run_in_folder(
         console.print(f"  {team.resume}", highlight=False, soft_wrap=True)
         return interrupts.exit_code
 
-    shown, sample = show(setup.parts, setup.source, state), sample_of(setup, state)  # all processes take part
+    # all processes take part; without a step here no line has the score
+    scores = evaluate(state) if state.step == start else {}
+    shown, sample = show(setup.parts, setup.source, state), sample_of(setup, state)
     if team.leads:
-        finish(run, state, shown, sample)
+        finish(run, state, scores, shown, sample)
     return 0
 
 

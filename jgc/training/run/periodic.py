@@ -74,6 +74,7 @@ def save(run: Run, done: int, state: TrainState) -> None:
     }
     with run.recorder.untimed():
         run.recorder.write()
+        run.recorder.metrics.sync()
         checkpoint.save(run.manager, done, state, host, run.proof)
         run.team.wait()  # for process 0, which may have waited for the checkpoint before
 

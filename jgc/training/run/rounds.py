@@ -20,12 +20,14 @@ import optax
 import jgc.rounds
 from jgc.loops.local_loop import LocalState
 from jgc.method.phases import phase_at
+from jgc.training.output.metrics import truncate
 from jgc.training.output.table import size
+from jgc.training.run.folder import ROUNDS
 from jgc.training.run.local import NOTHING
 from jgc.training.run.periodic import check_and_save, passed, save, steps_between_validations
 from jgc.training.run.record import Run, compile_once, cost_of
 from jgc.training.run.rounds_file import append, exchange_line, join_line, round_text
-from jgc.training.run.rounds_setup import arguments_of, batches_of_node, one_line
+from jgc.training.run.rounds_setup import FOREVER, arguments_of, batches_of_node, one_line
 from jgc.training.run.signals import Interrupts
 from jgc.training.steps.evaluate import LOSS
 from jgc.training.steps.step import Batch, make_rate_of, outputs_of
@@ -65,6 +67,7 @@ def train(run: Run, state: LocalState, start: int) -> tuple[LocalState, int]:
         lower = partial(setup.step.lower, state, batch)
         compile_once(run, "inner", "inner step", lower)  # before joining: from then on others wait
         try:
+            truncate(run.folder / ROUNDS, FOREVER)  # a line that a kill left half-written
             rounds = join(run, state.params, start)
         except Stopped:
             return state, min(start, steps - 1)
