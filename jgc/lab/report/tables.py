@@ -264,7 +264,8 @@ def time_table(groups: Sequence[Group], everything: Sequence[Group]) -> str:
     for group in groups:
         f = figures(group, everything)
         for name, seconds in f.seconds.items():
-            steps = next(p["steps"] for p in group.runs[0].summary["phases"] if p["name"] == name)
+            phases = (phase for run in group.runs for phase in run.summary["phases"])
+            steps = next(phase["steps"] for phase in phases if phase["name"] == name)
             rows.append([group.label, name, str(steps), f"{100 * steps / group.runs[0].summary['steps']:.1f} %",
                          f"{seconds:.3f}"])  # fmt: skip
     head = ["method", "phase", "steps", "share of the steps", "seconds a step"]
