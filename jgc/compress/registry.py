@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
+import numpy as np
+
 from jgc.checks.argument_types import fits, words
 from jgc.types import Compressor
 
@@ -45,7 +47,7 @@ FIRST_DENSE_LAST_TOP_K: Mapping[str, str] = MappingProxyType({"dense": FIRST, "t
 
 
 def settings_of(settings_type: type[T], config: T | None, overrides: Mapping[str, Any]) -> T:
-    """The settings that a factory got, with single fields replaced.
+    """The settings that a factory got, with single fields replaced, and NumPy's numbers plain.
 
     Raises:
       TypeError: `config` is something else, such as a share; settings go by name; or an unknown
@@ -69,7 +71,15 @@ def settings_of(settings_type: type[T], config: T | None, overrides: Mapping[str
             raise ValueError(f"{name} must be {words(hint)}, got {value!r}")
         if name in ("warmup_steps", "autoencoder_steps") and value < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
-    return cast(T, config)
+    plain = {name: _plain(getattr(config, name)) for name in names}
+    return cast(T, dataclasses.replace(cast(Any, config), **plain))
+
+
+def _plain(x: Any) -> Any:
+    """A setting without NumPy's numbers, which JSON cannot write."""
+    if isinstance(x, tuple | list):
+        return type(x)(map(_plain, x))
+    return x.item() if isinstance(x, np.generic) else x
 
 
 def check_idle(config: Any, why: str, *names: str) -> None:

@@ -33,7 +33,7 @@ def in_sequence(*spans: tuple[str, int]) -> tuple[Phase, ...]:
         last = i == len(spans) - 1
         if steps or last:
             schedule.append(Phase(name, start, name))
-        start += steps
+        start += int(steps)  # of NumPy it may be, which JSON cannot write
     return tuple(schedule)
 
 

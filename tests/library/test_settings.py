@@ -2,13 +2,16 @@
 
 import dataclasses
 import inspect
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jgc
 from jgc.compress import METHODS
+from jgc.method.phases import as_json, in_sequence
 
 NAN = float("nan")
 BAD = {
@@ -129,6 +132,22 @@ def test_default_settings_are_valid(method):
     compressor = jgc.compress.build(METHODS[method].settings())
     assert compressor.schedule[0].start == 0
     assert hash(tuple(phase.value for phase in compressor.schedule)) is not None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_numpys_numbers_are_plain_ones_in_phases(method):
+    numbers = {int: np.int64, float: np.float64}
+    settings = METHODS[method].settings()
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    values |= {"warmup_steps": 3} if "warmup_steps" in values else {}
+    values = {name: numbers.get(type(x), lambda x: x)(x) for name, x in values.items()}
+    schedule = jgc.compress.build(type(settings)(**values)).schedule
+    json.dumps([as_json(phase) for phase in schedule])  # as jgc.as_arrays writes them
+
+
+def test_lengths_of_numpy_are_plain_ones_in_phases():
+    schedule = in_sequence(("dense", np.int64(3)), ("top-k", np.int64(0)))
+    assert [type(phase.start) for phase in schedule] == [int, int] and schedule[1].start == 3
 
 
 def test_unknown_settings_class_is_an_error_that_lists_known_ones():
