@@ -124,8 +124,9 @@ def local_steps(
     not steps.
 
     Args:
-      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has a state of it. If it
-        takes `value` and `grad` (`optax.contrib.momo`), it gets the node's loss and gradient.
+      inner: any optax optimiser, e.g. `optax.adamw(1e-3)`; every node has a state of it, with
+        different random keys. If it takes `value` and `grad` (`optax.contrib.momo`), it gets the
+        node's loss and gradient.
       outer: any optax optimiser, e.g. `optax.sgd(0.7, momentum=0.9, nesterov=True)`;
         `optax.sgd(1.0)` takes the mean of the nodes' parameters.
       compressor: any of `jgc.compress` that leaves the momentum to the optimiser.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jgc.checks.loop_states import first_leaf
+from jgc.checks.misuse import is_key
 from jgc.loops.fragments import take
 from jgc.loops.outer import Arrays, Parts
 from jgc.types import Array, PyTree
@@ -82,8 +83,9 @@ def _apart(params: PyTree, own: PyTree) -> Array:
 def _is_first(parts: Parts, arrays: Arrays) -> bool:
     """Whether all nodes have the first state of the inner optimiser; False without arrays."""
     start = jax.tree.leaves(parts.inner.init(jax.tree.map(lambda x: x[0], arrays.own)))
-    inner = jax.tree.leaves(arrays.inner)
-    return bool(start) and bool(_all([x == value for value, x in zip(start, inner, strict=True)]))
+    pairs = zip(start, jax.tree.leaves(arrays.inner), strict=True)
+    equal = [x == value for value, x in pairs if not is_key(x)]  # each node has its key
+    return bool(equal) and bool(_all(equal))
 
 
 def _all(equal: list[Array]) -> Array:

@@ -1,8 +1,8 @@
 """The first model state of every node: copies of arrays, but a random key for each node."""
 
-import math
 import warnings
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,16 +44,14 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
             )
 
     def first(x):
-        return _split(x, nodes) if is_key(x) else per_node(x, nodes)
+        if is_key(x):
+            return jax.vmap(partial(key_of, x))(jnp.arange(nodes.count))
+        return per_node(x, nodes)
 
     return jax.tree.map(first, copied(model_state))
 
 
-def _split(keys: Array, nodes: Nodes) -> Array:
-    """A different key for each node from every key: keys [...] become [K, ...]."""
-
-    def of_node(k):
-        flat = keys.reshape(math.prod(keys.shape))
-        return jax.vmap(partial(jax.random.fold_in, data=k))(flat).reshape(keys.shape)
-
-    return jax.vmap(of_node)(jnp.arange(nodes.count))
+def key_of(keys: Array, k: Any) -> Array:
+    """Node k's key, for every key in an array of any shape: `fold_in(key, k)`."""
+    each = jax.vmap(jax.random.fold_in, (0, None))(keys.reshape(keys.size), k)
+    return each.reshape(keys.shape)

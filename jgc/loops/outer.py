@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jgc.checks.misuse import is_key
 from jgc.checks.optax_states import holds_state
 from jgc.checks.states import RESTORE, check_fits as check_field
 from jgc.loops.buffers import check_params, copied, device_of, put_arrays
 from jgc.loops.fragments import cut, take
+from jgc.loops.model_state import key_of
 from jgc.loops.optimizers import check_supported
 from jgc.method.compressor import compressor_of
 from jgc.method.plan import check_fits, parts_of, unchecked
@@ -160,10 +163,14 @@ def difference(shared: PyTree, own: PyTree) -> PyTree:
 
 
 def _for_every_node(tree: PyTree, nodes: Nodes) -> PyTree:
-    """A copy of every array for each node, [K, ...], placed as LOCAL."""
+    """A copy of every array for each node, [K, ...], placed as LOCAL; of a random key a new one."""
+
+    def copy(tree, k):
+        return jax.tree.map(lambda x: key_of(x, k) if is_key(x) else x, tree)
+
     shared = placements_of(tree)
-    copy = on_nodes(lambda x: x, nodes, ins=(shared,), outs=locally(shared))
-    return jax.jit(copy)(tree)
+    copies = on_nodes(copy, nodes, ins=(shared, LOCAL), outs=locally(shared))
+    return jax.jit(copies)(tree, np.arange(nodes.count))
 
 
 def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jgc.checks.misuse import is_key
 from jgc.layout.devices import LARGEST_NORM
 from jgc.types import Array, PyTree
 
@@ -54,7 +55,7 @@ def largest_after(largest: Array, norms: Array, usable: Array) -> Array:
 
 
 def fresh(optimizer: "optax.GradientTransformation", params: PyTree, state: PyTree) -> PyTree:
-    """The optimiser's first state, with old counts of schedules and injected hyperparameters."""
+    """The optimiser's first state, but for counts of schedules, hyperparameters and random keys."""
     return _anew(optimizer.init(params), state)
 
 
@@ -62,7 +63,8 @@ def _anew(first: PyTree, state: PyTree) -> PyTree:
     def node(a, b):
         if hasattr(b, "hyperparams"):  # of optax.inject_hyperparams
             return b._replace(inner_state=_anew(a.inner_state, b.inner_state))
-        return b if _follows_schedule(b) else a
+        # with its first key a node would draw its old noise again
+        return b if _follows_schedule(b) or is_key(b) else a
 
     return jax.tree.map(node, first, state, is_leaf=_follows_schedule)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from contract import nodes_of, same_bits, some_by_default
+from contract import every_layout, nodes_of, same_bits, some_by_default
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jgc
@@ -202,3 +202,35 @@ def test_a_fresh_state_keeps_rates_that_were_set():
     state = fresh(optimizer, params, state)
     assert state.hyperparams["learning_rate"] == jnp.float32(0.02) and state.count == 1
     assert not np.any(state.inner_state[0].mu) and state.inner_state[0].count == 0
+
+
+# --- random keys of the inner optimiser -------------------------------------------------------------------------------
+
+
+def noise_of(layout):
+    """`init` and `step` of nodes whose inner steps are noise alone."""
+    inner = optax.noisy_sgd(0.1, eta=1.0, gamma=0.0, key=jax.random.key(3))
+    local = jgc.local_steps(inner, optax.sgd(1.0), dense(), 2, nodes_of(layout))
+    return local.make_step(lambda params, batch: 0 * jnp.sum(params["w"]) + 0 * jnp.sum(batch))
+
+
+@every_layout
+def test_inner_optimisers_draw_different_noise_on_each_node(layout):
+    init, step = noise_of(layout)
+    state = init(jax.random.key(0), {"w": jnp.zeros(50)})
+    want = [jax.random.key_data(jax.random.fold_in(jax.random.key(3), k)) for k in range(8)]
+    np.testing.assert_array_equal(jax.random.key_data(state.inner[0].rng_key), want)
+    state, _ = step(state, jnp.zeros((8, 1)))
+    assert abs(np.corrcoef(state.own["w"]) - np.eye(8)).max() < 0.6
+
+
+def test_a_node_that_restarts_draws_new_noise():
+    init, step = noise_of("1 device")
+    state, keys, batch = init(jax.random.key(0), {"w": jnp.zeros(50)}), set(), jnp.zeros((8, 1))
+    for i in range(4):
+        if i == 1:
+            state = state._replace(own={"w": state.own["w"].at[5, 0].set(jnp.nan)})
+        keys |= set(map(tuple, jax.random.key_data(state.inner[0].rng_key).tolist()))
+        state, metrics = step(state, batch)
+        assert i != 1 or metrics.reset.tolist() == [k == 5 for k in range(8)]
+    assert len(keys) == 4 * 8
