@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # gradients have shrunk to 1e-6 of the largest.
 SPIKE = 1e6
 RAISE = 10.0  # factor on the remembered norm after a step that was left out
+# states of optax with a schedule's count, and nothing that a fresh state must lose
+SCHEDULES = ("ScaleByScheduleState", "WeightDecaySchedule", "AddNoiseState")
 FADE = 0.9  # factor after a used step: else one bad batch in fifty would raise the norm for good
 
 
@@ -60,14 +62,15 @@ def fresh(optimizer: "optax.GradientTransformation", params: PyTree, state: PyTr
 
 
 def _anew(first: PyTree, state: PyTree) -> PyTree:
-    def node(a, b):
+    def node(path, a, b):
         if hasattr(b, "hyperparams"):  # of optax.inject_hyperparams
             return b._replace(inner_state=_anew(a.inner_state, b.inner_state))
+        of_multi_steps = getattr(path[-1], "name", "") in ("mini_step", "gradient_step")
         # with its first key a node would draw its old noise again
-        return b if _follows_schedule(b) or is_key(b) else a
+        return b if _follows_schedule(b) or of_multi_steps or is_key(b) else a
 
-    return jax.tree.map(node, first, state, is_leaf=_follows_schedule)
+    return jax.tree_util.tree_map_with_path(node, first, state, is_leaf=_follows_schedule)
 
 
 def _follows_schedule(x: Any) -> bool:
-    return type(x).__name__ == "ScaleByScheduleState" or hasattr(x, "hyperparams")
+    return type(x).__name__ in SCHEDULES or hasattr(x, "hyperparams")

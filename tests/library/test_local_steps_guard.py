@@ -204,6 +204,22 @@ def test_a_fresh_state_keeps_rates_that_were_set():
     assert not np.any(state.inner_state[0].mu) and state.inner_state[0].count == 0
 
 
+def test_a_fresh_state_keeps_counts_of_schedules():
+    """Of weight decay, of noise, and of gradients that are accumulated; moments and their count start anew."""
+    params, decay = jnp.ones(3), optax.linear_schedule(1.0, 0.0, 9)
+    noisy = optax.chain(optax.add_noise(0.1, 0.5, key=0), optax.adamw(decay, weight_decay=decay))
+    optimizer = optax.MultiSteps(optax.inject_hyperparams(lambda rate: noisy)(decay), 2)
+    before = optimizer.init(params)
+    for _ in range(3):
+        before = optimizer.update(params, before, params)[1]
+    state = fresh(optimizer, params, before)
+    assert (state.mini_step, state.gradient_step) == (1, 1) and not np.any(state.acc_grads)
+    noise, (moments, decayed, rate) = state.inner_opt_state.inner_state
+    assert state.inner_opt_state.count == noise.count == decayed.count == rate.count == 1
+    assert state.inner_opt_state.hyperparams_states["rate"].count == 1
+    assert moments.count == 0 and not np.any(moments.mu)
+
+
 # --- random keys of the inner optimiser -------------------------------------------------------------------------------
 
 
