@@ -82,7 +82,8 @@ def make_step(
       jgc.MomentumWarning: in `init`, if both compressor and optimiser have a momentum.
       jgc.SkippedStepsWarning: in `step`, once, after 20 skipped steps in a row.
       jgc.SlowLoopWarning: in `step`, on CPU, if the gradient of a convolution lies in a loop.
-      UserWarning: in `init`, of a leaf uint32[2] of the model state, which may be a random key.
+      UserWarning: in `init`, of a leaf uint32[..., 2] or uint32[..., 4] of the model state, which
+        may be the data of random keys.
 
     Example:
       >>> import jax, jax.numpy as jnp, jgc, optax

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jgc.checks.misuse import check_arrays, is_key, leaves_by_path
+from jgc.checks.misuse import check_arrays, form_of, is_key, leaves_by_path
 from jgc.loops.buffers import copied
 from jgc.nodes.placing import per_node
 from jgc.types import Array, Nodes, PyTree
 
-KEY_WORDS = 2  # in the data of a threefry key, and in Keras' seeds
+KEY_WORDS = (2, 4)  # in the data of a key: of threefry, as in Keras' seeds, and of rbg
 
 
 def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
@@ -25,7 +25,8 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
       TypeError: a leaf that is not an array.
 
     Warns:
-      UserWarning: a leaf uint32[2], which may be the data of a key: all nodes get the same.
+      UserWarning: a leaf uint32[..., 2] or uint32[..., 4], which may be the data of random keys:
+        all nodes get the same.
 
     Example:
       >>> state = of_all_nodes({"mean": jnp.zeros(3), "key": jax.random.key(0)}, Nodes(2, 2))
@@ -34,10 +35,10 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
     """
     check_arrays(model_state)
     for name, x in leaves_by_path(model_state).items():
-        if x.dtype == jnp.uint32 and x.shape == (KEY_WORDS,):
+        if x.dtype == jnp.uint32 and x.shape[-1:] in [(words,) for words in KEY_WORDS]:
             warnings.warn(
-                f"the leaf {name!r} of the model state is uint32[2], as the data of a random key: "
-                "all nodes get the same, and would draw the same dropout masks. Give init a typed "
+                f"the leaf {name!r} of the model state is {form_of(x)}, as the data of random keys:"
+                " all nodes get the same, and would draw the same dropout masks. Give init a typed "
                 "key, jax.random.wrap_key_data(x), from which it makes a key for each node, and "
                 "unwrap it in the loss by jax.random.key_data (docs/your_loop.md, Dropout)",
                 stacklevel=3,

@@ -89,9 +89,16 @@ def test_dropout_of_nnx_masks_other_values_on_each_node():
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_key_as_plain_numbers_is_named(loop):
     init, _ = _made(loop, _drawn, nodes_of("1 device"))
-    with pytest.warns(UserWarning, match=r"the leaf '1' of the model state is uint32\[2\], as the data of a random"):
+    with pytest.warns(UserWarning, match=r"the leaf '1' of the model state is uint32\[2\], as the data of random"):
         state = init(jax.random.key(0), PARAMS, [jnp.zeros(3), np.uint32([3, 0])])
     assert state.model_state[1].tolist() == [[3, 0]] * 8  # left as it is: it may be something else
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         init(jax.random.key(0), PARAMS, {"count": jnp.uint32(0), "three": jnp.zeros(3, jnp.uint32)})
+
+
+@pytest.mark.parametrize("data", [jnp.zeros(4, jnp.uint32), jnp.zeros((3, 2), jnp.uint32)], ids=["rbg", "several"])
+def test_data_of_any_keys_is_named(data):
+    init, _ = _made("make_step", _drawn, nodes_of("1 device"))
+    with pytest.warns(UserWarning, match=r"'key' of the model state is uint32\[(4|3, 2)\], as the data of random keys"):
+        init(jax.random.key(0), PARAMS, {"key": data})
