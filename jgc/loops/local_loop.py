@@ -126,7 +126,8 @@ class LocalStep:
 
     def exchange(self, state: LocalState, metrics: LocalMetrics) -> tuple[LocalState, LocalMetrics]:
         """The exchange and the outer step that are due after `inner`; nothing if none is."""
-        return self._exchange(state, metrics, self._checked(state))
+        state = self._placed(state)
+        return self._exchange(state, metrics, Arrays(*state[2:-2]))
 
     def upcoming(self, state: LocalState) -> tuple[Phase, State]:
         """The phase of the exchange due after `state.step` steps, and its compressor's state."""
@@ -139,8 +140,8 @@ class LocalStep:
 
     def lower_exchange(self, state: LocalState) -> jax.stages.Lowered:
         """The program of the exchange that is due after `state.step` steps."""
-        fragment = self._due(state)
-        program, arrays, _ = self._exchange_program(state, self._checked(state), fragment)
+        fragment, state = self._due(state), self._placed(state)
+        program, arrays, _ = self._exchange_program(state, Arrays(*state[2:-2]), fragment)
         number = np.int32(state.step - 1)
         return program.lower(*jax.tree.map(shape_of, (arrays, state.key, number)))
 
@@ -190,6 +191,19 @@ class LocalStep:
             raise ValueError(f"these steps have {have} fragments, the state {count}")
         return Arrays(*state[2:-2])
 
+    def _lies_elsewhere(self, state: LocalState) -> bool:
+        """Whether arrays are not on the devices, as those of a checkpoint."""
+        return lies_elsewhere(state[2:], self._parts.nodes)
+
+    def _placed(self, state: LocalState) -> LocalState:
+        """The state with its arrays on the devices, after the checks."""
+        arrays = self._checked(state)
+        if not self._lies_elsewhere(state):
+            return state
+        put = self._loop.putter(device_of(state.params))
+        arrays = put(arrays, placements=self._parts.placements(arrays))
+        return state._replace(**arrays._asdict(), key=put(state.key))
+
     def _inner(
         self, state: LocalState, batch: PyTree, frozen: PyTree
     ) -> tuple[Any, tuple[Any, ...], Arrays, Key]:
@@ -199,13 +213,14 @@ class LocalStep:
         donated = arrays._asdict() | {"model_state": state.model_state}
         structure = jax.tree.structure(donated)
         check_replaced(self._returned, arrays)
+        first, elsewhere = not loop.programs, self._lies_elsewhere(state)
         loop.check_fits(state, structure)
         device = device_of(state.params)
         put = loop.putter(device)
         donated = donatable(donated, batch=batch, key=state.key, frozen=frozen)
         key, model_state, arrays = state.key, donated.pop("model_state"), Arrays(**donated)
-        before, first = arrays, not loop.programs
-        if first or lies_elsewhere((*arrays, model_state, key), parts.nodes):  # restored or moved
+        before = arrays
+        if first or elsewhere:  # restored or moved
             arrays, key = put(arrays, placements=parts.placements(arrays)), put(key)
             model_state = put(model_state, placements=LOCAL)
         check_own(self._made, before, arrays, parts, state.step, first)

@@ -167,3 +167,18 @@ def test_halves_of_a_local_step_make_a_step(overlap):
         if seen.exchanged is not None:
             assert other.phases[0] == phase
     assert collectives(halves.lower(other, batch_of(0)).compile()) == ()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_restored_state_may_begin_with_its_exchange(devices):
+    local = jgc.local_steps(optax.sgd(0.05), optax.sgd(0.7), topk(alpha=0.2, warmup_steps=0), 2, nodes_on(devices))
+    (init, step), (_, restored) = local.make_step(value), local.make_step(value)
+    state, _ = step(init(jax.random.key(0), PARAMS), batch_of(0))
+    state, metrics = step.inner(state, batch_of(1))
+    saved = jgc.from_arrays(jax.tree.map(np.array, jgc.as_arrays(state)))
+    assert collectives(restored.lower_exchange(saved).compile()) == collectives(step.lower_exchange(state).compile())
+    other, seen = restored.exchange(saved, metrics)
+    state, metrics = step.exchange(state, metrics)
+    equal(state._replace(key=()), other._replace(key=()))
+    assert seen.exchanged == metrics.exchanged == 0
+    equal(step(state, batch_of(2))[0].own, restored(other, batch_of(2))[0].own)
