@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 
-from jgc.checks.misuse import check_loop
+from jgc.checks.misuse import check_loop, check_restored
 from jgc.loops.buffers import device_of, donatable, lies_elsewhere, wait_on_cpu
 from jgc.loops.fragments import take
 from jgc.loops.local_programs import apply_program, exchange_program, inner_program
@@ -18,7 +18,7 @@ from jgc.loops.outer import Arrays, Parts, check_local, difference, replaced
 from jgc.loops.step_program import make_diagnosis
 from jgc.method.phases import phase_at
 from jgc.nodes.axis import on_nodes
-from jgc.nodes.placement import LOCAL, placements_of
+from jgc.nodes.placement import LOCAL, ByShards, placements_of
 from jgc.types import Array, Info, Key, Phase, PyTree, State
 
 
@@ -192,8 +192,13 @@ class LocalStep:
         return Arrays(*state[2:-2])
 
     def _lies_elsewhere(self, state: LocalState) -> bool:
-        """Whether arrays are not on the devices, as those of a checkpoint."""
-        return lies_elsewhere(state[2:], self._parts.nodes)
+        """Whether arrays are not on the devices. ValueError for whole ones that `init` shards."""
+        if not lies_elsewhere(state[2:], self._parts.nodes):
+            return False
+        parts = jax.tree.leaves(state.compressor, is_leaf=lambda x: isinstance(x, ByShards))
+        if any(isinstance(x, ByShards) for x in parts):
+            check_restored({"params": state.params, "own": state.own})
+        return True
 
     def _placed(self, state: LocalState) -> LocalState:
         """The state with its arrays on the devices, after the checks."""

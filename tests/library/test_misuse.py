@@ -384,6 +384,21 @@ def test_whole_arrays_restored_in_place_of_divided_ones_are_named(part):
     step(state, batch)
 
 
+def test_whole_arrays_restored_in_local_steps_are_named():
+    nodes, params, batch = _hosts_of_chips()
+    local = jgc.local_steps(optax.adam(0.1), optax.sgd(0.7, momentum=0.9), topk(), 2, nodes)
+    (init, used), (_, unused) = local.make_step(_loss), local.make_step(_loss)
+    state, metrics = used(init(jax.random.key(0), params), batch)
+    arrays = jgc.as_arrays(state)
+    of_one_device = jax.tree.map(lambda x: jax.device_put(np.array(x), jax.devices()[0]), arrays)
+    for saved in (jax.tree.map(np.array, arrays), of_one_device):
+        restored = jgc.from_arrays(saved)
+        for call in (lambda x: used(x, batch), lambda x: unused(x, batch), lambda x: unused.exchange(x, metrics)):
+            with _raises(ValueError, "this state is sharded within a node, and the leaf 'own/b' is a whole array: "):
+                call(restored)
+    used(state, batch)
+
+
 # --- momentum twice -----------------------------------------------------------------------------------------------
 
 OWNING = topk(momentum_correction=True)
