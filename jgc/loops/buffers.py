@@ -2,9 +2,11 @@
 
 import warnings
 from collections.abc import Sequence
+from numbers import Number
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jgc.backend import backend_of
@@ -64,6 +66,20 @@ def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
         return x if id(x) in donated else jnp.array(x, dtype=jnp.result_type(x))
 
     return jax.tree.map(copy, tree)
+
+
+def with_arrays(tree: PyTree) -> PyTree:
+    """The tree with arrays for numbers, to which users set injected hyperparameters.
+
+    Example:
+      >>> with_arrays({"learning_rate": 0.5})
+      {'learning_rate': array(0.5, dtype=float32)}
+    """
+
+    def array(x):
+        return np.asarray(x, jnp.result_type(x)) if isinstance(x, Number) else x
+
+    return jax.tree.map(array, tree)
 
 
 def check_params(params: PyTree) -> None:

@@ -11,6 +11,7 @@ from jgc.checks.misuse import check_arrays, is_key, leaves_by_path
 from jgc.checks.optax_states import holds_state
 from jgc.checks.states import differing_leaf
 from jgc.layout.devices import in_form
+from jgc.loops.buffers import with_arrays
 from jgc.loops.local_loop import LocalState
 from jgc.loops.step_loop import LoopState
 from jgc.method.signature import signed
@@ -164,7 +165,7 @@ def _arrays(state: Any) -> PyTree:
     """The arrays of a loop's state, by field; any other tree unchanged."""
     if not isinstance(state, LoopState | LocalState):
         return state
-    return {name: x for name, x in state._asdict().items() if name not in ON_HOST}
+    return {name: with_arrays(x) for name, x in state._asdict().items() if name not in ON_HOST}
 
 
 def _placements(state: Any) -> dict[str, Placement]:

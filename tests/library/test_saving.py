@@ -97,6 +97,23 @@ def test_keys_of_a_model_state_come_back(make):
     assert same_bits(metrics.loss, found.loss) and same_bits(jgc.as_arrays(state), jgc.as_arrays(again))
 
 
+@pytest.mark.parametrize("number", [float, np.float64])
+def test_a_rate_set_as_a_number_is_saved_and_converted(number):
+    optimizer = optax.inject_hyperparams(optax.adam)(0.1)
+    init, step = jgc.make_step(loss, topk(alpha=0.2), optimizer, nodes_of("1 device"))
+    state, _ = step(init(jax.random.key(0), PARAMS), batch_of(0))
+    state.opt_state.hyperparams["learning_rate"] = number(0.05)
+    arrays = jgc.as_arrays(state)
+    assert arrays.opt_state.hyperparams["learning_rate"] == jnp.float32(0.05)
+    fresh = jax.eval_shape(lambda: jgc.as_arrays(init(jax.random.key(0), PARAMS)))
+    assert jax.tree.map(jnp.result_type, arrays) == jax.tree.map(jnp.result_type, fresh)
+    again = jgc.from_arrays(jax.tree.map(np.array, arrays))
+    four = jgc.make_step(loss, topk(alpha=0.2), optimizer, jgc.make_nodes(4, devices=jax.devices()[:1]))[0]
+    converted = jgc.with_nodes(state, four(jax.random.key(0), PARAMS))
+    assert converted.opt_state.hyperparams["learning_rate"] == jnp.float32(0.05)
+    assert same_bits(step(state, batch_of(1))[0].params, step(again, batch_of(1))[0].params)
+
+
 def test_what_is_no_state_is_named():
     state = loop("phases")[0](jax.random.key(0), PARAMS)
     with pytest.raises(TypeError, match=r"expected the state of jgc.make_step or jgc.local_steps, got a dict"):
