@@ -43,8 +43,8 @@ def check_count(state: Any, nodes: Nodes) -> None:
                     "init(key, state.params) of this step's init (docs/your_loop.md, Checkpoints)")
 
 
-def check_not_donated(tree: PyTree) -> None:
-    """Raise ValueError if an earlier step has donated an array."""
-    if any(x.is_deleted() for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)):
-        raise ValueError("an earlier step took this state's arrays (it donates them): give the "
-                         "state that it returned")  # fmt: skip
+def check_not_donated(tree: PyTree, cure: str = "give the state that it returned") -> None:
+    """Raise ValueError, with the cure, if an earlier step has donated an array."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+    if any(x.is_deleted() for x in arrays if not isinstance(x, jax.core.Tracer)):
+        raise ValueError(f"an earlier step took this state's arrays (it donates them): {cure}")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from jgc.checks.loop_states import check_phases
+from jgc.checks.loop_states import check_not_donated, check_phases
 from jgc.checks.misuse import is_key, path_of
 from jgc.loops.buffers import with_arrays
 from jgc.loops.checksums import checksums
@@ -37,12 +37,16 @@ def as_arrays(state: S) -> S:
     Save the result, and restore it into the `as_arrays` of a fresh state, which determines the
     placement (docs/your_loop.md, Checkpoints); its `jax.eval_shape` also works.
 
+    The result shares buffers with the state, which the next step donates. To keep it in memory,
+    copy it before: `best = jax.tree.map(jnp.copy, jgc.as_arrays(state))`, to the host `np.array`.
+
     Checksums take a core about a second per GB; each process reads its shards. Collective: with
     several processes all must call this function.
 
     Raises:
       TypeError: not a state of `jgc.make_step` or `jgc.local_steps`.
-      ValueError: phases whose description takes more than 8,192 bytes.
+      ValueError: a step has donated the state; or phases whose description takes more than 8,192
+        bytes.
 
     Example:
       >>> import jgc, jax.numpy as jnp, optax
@@ -58,6 +62,7 @@ def as_arrays(state: S) -> S:
     """
     field = _field(state)
     check_phases(state)
+    check_not_donated(state)
     phases = getattr(state, field) if field == "phases" else [getattr(state, field)]
     noted: dict[str, Any] = {"step": np.array(state.step), field: np.zeros(NOTES, np.uint8)}
     leaves, structure = jax.tree.flatten(with_arrays(state._replace(**noted)))
@@ -79,7 +84,8 @@ def from_arrays(arrays: S) -> S:
     Raises:
       TypeError: not a result of `as_arrays`.
       ValueError: an array, which the message names, differs in values, dtype or shape: a file is
-        damaged, or the array was restored into a target of a different dtype.
+        damaged, or the array was restored into a target of a different dtype; or a step has
+        donated the arrays.
 
     Warns:
       UserWarning: an earlier version of jgc saved the arrays, without checksums.
@@ -87,6 +93,8 @@ def from_arrays(arrays: S) -> S:
     field = _field(arrays)
     if not isinstance(getattr(arrays, field), np.ndarray | jax.Array):
         raise TypeError("from_arrays takes what as_arrays returned, saved and restored")
+    cure = "before the step, copy what as_arrays returned, jax.tree.map(jnp.copy, arrays)"
+    check_not_donated(arrays, cure)
     notes = np.asarray(getattr(arrays, field)).astype(np.uint8).tobytes()
     keys, saved, *step = _read(notes)
     leaves, structure = jax.tree.flatten(arrays)
