@@ -56,7 +56,8 @@ def make_step(
         run. On CPU that takes processor time from those steps.
       prepare: `(grads, params) -> grads`, applied to each node's gradient before compression:
         coupled weight decay, clipping, or an optax transform without state. It runs inside the node
-        axis, on a device's shards if parameters are sharded within a node.
+        axis, on a device's shards if parameters are sharded within a node. On several devices its
+        loops and branches begin with values of the gradient, `0 * jnp.sum(g)`, not with constants.
       mean_aux: whether `metrics.aux` is the mean over nodes, in f32, sent with the other metrics.
       split: whether to compile gradients separately, once for all phases: less time to compile
         several phases, but a step holds all nodes' gradients in memory.

@@ -57,6 +57,20 @@ def test_prepare_acts_on_local_gradients(devices):
         np.testing.assert_allclose(after.params[name], p - mean, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_prepare_may_loop_from_a_value_of_the_gradients(devices):
+    def prepare(grads, params):
+        zero = 0 * jnp.sum(grads["w"])  # JAX refuses 0.0 on two devices
+        turns = jax.lax.fori_loop(0, 3, lambda _, total: total + jnp.sum(grads["w"] ** 2), zero)
+        return jax.tree.map(lambda g: g / (1 + turns), grads)
+
+    init, step = jgc.make_step(value, dense(), optax.sgd(1.0), nodes_on(devices), prepare=prepare)
+    entering = step.gradients(init(jax.random.key(0), PARAMS), batch_of(0))
+    for k in range(K):
+        by_hand = prepare(jax.grad(value)(PARAMS, batch_of(0)[k]), PARAMS)
+        np.testing.assert_allclose(entering["w"][k], by_hand["w"], rtol=1e-5)
+
+
 def test_prepare_is_checked():
     nodes = nodes_on(1)
     with pytest.raises(TypeError, match=r"prepare must be a function .* GradientTransformation.*tx.update"):
