@@ -58,7 +58,7 @@ def node_grads(
       more at the end.
 
     Raises:
-      TypeError: an argument of the wrong type.
+      TypeError: an argument of the wrong type; when called, a loss that returns None.
       ValueError: when called, a loss that was averaged over the nodes, or a node's devices.
 
     Warns:
@@ -95,6 +95,8 @@ def node_grads(
     def whole(*args):
         shapes = _shapes_on_a_device(args, ins, nodes)
         traced, out = _traced_apart(loss, shapes, nodes)
+        if not jax.tree.leaves(out[0] if has_aux and isinstance(out, tuple) else out):
+            raise TypeError("the loss returned None instead of a scalar: is a `return` missing?")
         _check_not_averaged(traced, nodes)
         differing = varying(traced, ins, args, nodes)
         axes = [tuple(axis for axis in nodes.fast if axis in x) for x in differing]

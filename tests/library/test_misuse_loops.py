@@ -90,8 +90,11 @@ def test_a_state_that_was_used_up_is_named():
         (lambda p, x, s: (loss(p, x), s), False, (), "called with (params, batch), and does not fit: missing"),
         (loss, False, {"n": 1.0}, "is called with (params, batch, model_state), because init got a model state"),
         (lambda p, x: (loss(p, x), {"name": "mean"}), True, (), "the leaf 'name' is not an array but the str 'mean'"),
+        (lambda p, x: None, False, (), "the loss returned None instead of a scalar: is a `return` missing?"),
+        (lambda p, x: (None, loss(p, x)), True, (), "the loss returned None instead of a scalar"),
     ],
-    ids=["no aux", "three", "aux", "no state", "state without aux", "no model state", "model state", "text"],
+    ids=["no aux", "three", "aux", "no state", "state without aux", "no model state", "model state", "text", "none",
+         "none with aux"],
 )
 def test_a_loss_of_another_form_is_named(make, own_loss, has_aux, model_state, message):
     nodes, model_state = nodes_of("1 device"), jax.tree.map(np.float32, model_state)
