@@ -49,7 +49,8 @@ def inner_program(
             return jnp.where(finite.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
         model_state = jax.tree.map(chosen, after, model_state)
-        return (own, inner, model_state, largest_norm), (losses, finite, aux, norms)
+        of_step = losses.astype(jnp.float32), finite, aux, norms
+        return (own, inner, model_state, largest_norm), of_step
 
     shardings = shardings_of((arrays.own, arrays.inner, model_state, arrays.largest_norm))
     return jax.jit(inner_update, donate_argnums=(0, 1, 2, 4), out_shardings=(shardings, None))

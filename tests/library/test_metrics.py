@@ -98,3 +98,12 @@ def test_the_norm_sends_one_value_inside_a_node_at_most(layout, count):
     norm = on_nodes(partial(norm_of_aggregate, nodes=nodes), nodes, ins=(placements_of(params),), outs=SHARED)
     sent = [c for c in collectives(jax.jit(norm).lower(params).compile()) if c.group_size > 1]
     assert [(c.op, c.payload_bytes, c.group_size) for c in sent] == [("all-reduce", 4, 4)] * count
+
+
+def test_local_losses_are_float32():
+    params, nodes = jax.tree.map(lambda x: x.astype(jnp.bfloat16), _params("1 device", None)), _nodes("1 device")
+    init, step = jgc.local_steps(optax.sgd(0.1), optax.sgd(1.0), dense(), 2, nodes).make_step(loss)
+    batch = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), _batch(0))
+    _, metrics = step(init(jax.random.key(0), params), batch)
+    assert loss(params, jax.tree.map(lambda x: x[0], batch)).dtype == jnp.bfloat16
+    assert metrics.loss.dtype == metrics.grad_norm.dtype == jnp.float32
