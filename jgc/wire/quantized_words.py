@@ -48,6 +48,7 @@ class Quantiser(NamedTuple):
     value: Callable[..., Array]  # (codes u32, scale of each code, ...) -> f32, elementwise
     scales: int = 1  # number of scales of a group
     bucket: int = 0  # number of values that share a scale, or 0 for one group per layer
+    averages: bool = False  # whether a scale is a mean, which zeros at a group's end would lower
     field: str = "codes"  # name of the codes in the payload
     float_dtype: Any = None  # None, or the codes are floats that travel in this dtype
     in_parts: bool = False  # whether codes are computed part by part; needs buckets

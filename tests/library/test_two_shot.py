@@ -12,7 +12,7 @@ from test_ring import FACTORIES, N, mean_by, stepper, vectors
 
 import jgc
 from jgc import comm
-from jgc.compress import qsgd, step_on_nodes, terngrad, topk
+from jgc.compress import onebit, qsgd, step_on_nodes, terngrad, topk
 from jgc.nodes.placement import LOCAL, SHARED
 
 K = 4
@@ -146,6 +146,34 @@ def test_residual_is_returned_and_stays_bounded(name):
     kept = np.asarray(state.local.memory, float)
     np.testing.assert_allclose(went_out + kept.mean(0), came_in, atol=2e-4)
     assert np.mean(sizes[-20:]) < 1.2 * np.mean(sizes[20:40]) and sizes[-1] < 3 * K
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("onebit", {"bucket": 0}), ("onebit", {"bucket": 2}), ("onebit", {"bucket": 3}), ("onebit", {"bucket": 64}),
+    ("terngrad", {"clip": 1.0, "scaler_sharing": False}),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("exchange", ["ring", "two_shot"])
+def test_scales_of_a_bucket_that_is_not_full_are_means_of_its_values(name, settings, exchange):
+    """Equal magnitudes are sent exactly, also the last of 13 values, the only one of its bucket."""
+    v = np.random.default_rng(0).choice([-1, 1], 13).astype(np.float32)
+    nodes, compressor = emulated(), FACTORIES[name](exchange=exchange, **settings)
+    state = compressor.init(jax.random.key(0), {"w": jnp.zeros(13)}, nodes)
+    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
+    got, _, info = step(jax.random.key(0), {"w": np.tile(v, (K, 1))}, state)
+    assert np.array_equal(got["w"], v) and not np.any(info.residual_norm)
+
+
+@pytest.mark.parametrize("exchange", ["ring", "two_shot"])
+def test_last_bucket_with_feedback_loses_less_than_its_values(exchange):
+    """Of one node, whose first step codes once: a bucket of 64 with 33 values, the largest of them anywhere."""
+    nodes, compressor = jgc.make_nodes(1), onebit(bucket=64, exchange=exchange)
+    state = compressor.init(jax.random.key(0), {"w": jnp.zeros(97)}, nodes)
+    step = jax.jit(step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes))
+    for place in (64, 80, 96):
+        v = np.zeros(97, np.float32)
+        v[64:], v[place] = 0.01, 1
+        info = step(jax.random.key(0), {"w": v[None]}, state)[2]
+        assert info.residual_norm[0] < np.linalg.norm(v)
 
 
 @pytest.mark.parametrize("bits", some_by_default([2, 4], [4]))

@@ -41,7 +41,8 @@ def signs_and_means(bucket: int) -> Quantiser:
     def value(negative, plus, minus):
         return jnp.where(negative > 0, -minus, plus)
 
-    return Quantiser("1 bit", 1, quantise, value, scales=2, bucket=bucket, field="signs")
+    return Quantiser(
+        "1 bit", 1, quantise, value, scales=2, bucket=bucket, averages=True, field="signs")
 
 
 @dataclasses.dataclass(frozen=True)

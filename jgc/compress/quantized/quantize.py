@@ -38,7 +38,7 @@ def quantized(quantiser: Quantiser, config: Quantising) -> Compressor:
     codec = rotated(codec_of(quantiser), config.hadamard, quantiser.bucket)
     memory = error_feedback() if config.error_feedback else no_memory()
     if config.exchange in REDUCING:
-        return reduced(codec, memory, quantiser.bucket, config.exchange)
+        return reduced(codec, memory, quantiser.bucket, config.exchange, quantiser.averages)
     return compose(codec, memory, gather())
 
 
@@ -90,7 +90,9 @@ REDUCING: dict[str, tuple[Callable[..., tuple[Array, Array]], Callable[[Nodes], 
 }
 
 
-def reduced(codec: Codec, memory: Memory, bucket: int, exchange: str) -> Compressor:
+def reduced(
+    codec: Codec, memory: Memory, bucket: int, exchange: str, averages: bool
+) -> Compressor:
     """The method whose nodes send codes of their values and codes of sums: a ring, or two shots.
 
     A node sends 2 (K - 1) / K payloads instead of the K - 1 of a gather. Relative to the variance
@@ -103,7 +105,9 @@ def reduced(codec: Codec, memory: Memory, bucket: int, exchange: str) -> Compres
 
     Differs from the same quantiser with a gather
       1. Segments hold whole buckets, and a segment smaller than a bucket is one bucket. One scale
-         per layer becomes one scale per segment.
+         per layer becomes one scale per segment. The last bucket is filled up: with zeros, or
+         where a scale is a mean (`averages`) with copies of its values, each as often as the others
+         or once more.
       2. A node's residual takes the error of the sums that it quantised, too; in a ring, these
          errors only. The mean over nodes of residual plus aggregate is the same.
       3. In a ring, several nodes on one device are summed uncompressed before the ring between
@@ -111,7 +115,7 @@ def reduced(codec: Codec, memory: Memory, bucket: int, exchange: str) -> Compres
     """
 
     def step(phase, key, v, state, layers, nodes):
-        mean, lost = reduced_mean(codec, bucket, exchange, key, v, nodes)
+        mean, lost = reduced_mean(codec, bucket, exchange, key, v, nodes, averages)
         return Step(mean, v - lost, elements=v.size)
 
     def messages(phase, layers, nodes):
@@ -121,7 +125,8 @@ def reduced(codec: Codec, memory: Memory, bucket: int, exchange: str) -> Compres
 
 
 def reduced_mean(
-    codec: Codec, bucket: int, exchange: str, key: Key, v: Array, nodes: Nodes
+    codec: Codec, bucket: int, exchange: str, key: Key, v: Array, nodes: Nodes,
+    averages: bool = False,
 ) -> tuple[Array, Array]:
     """Mean of v f32[n] over nodes by codes of sums, and this node's quantisation errors, f32[n].
 
@@ -129,8 +134,12 @@ def reduced_mean(
     """
     mean_of_segments, count = REDUCING[exchange]
     places = count(nodes)
-    layers = (whole(segment_size(v.size, places, bucket), "segment"),)
-    segments = jnp.pad(v, (0, places * values_of(layers) - v.size)).reshape(places, -1)
+    size = segment_size(v.size, places, bucket)
+    layers, more = (whole(size, "segment"),), places * size - v.size
+    # Zeros would lower a mean, copies raise the Euclidean norm.
+    last = v[v.size - v.size % max(min(bucket or size, size), 1) :]  # empty if buckets are full
+    filling = jnp.resize(last, (more,)) if averages else jnp.zeros((more,), v.dtype)
+    segments = jnp.concatenate([v, filling]).reshape(places, -1)
     mean, lost = mean_of_segments(
         key, segments, nodes=nodes,
         encode=lambda key, x: codec.encode(key, x, layers),

@@ -54,7 +54,8 @@ def ternary(clip: float, shared: bool, nearest: bool = False) -> Quantiser:
         plus, minus = ((codes == sign).astype(jnp.float32) for sign in (PLUS, MINUS))
         return (plus - minus) * s
 
-    return Quantiser("ternary", 2, quantise, value, agree=scales_of if shared else None)
+    return Quantiser(
+        "ternary", 2, quantise, value, averages=clip > 0, agree=scales_of if shared else None)
 
 
 @dataclasses.dataclass(frozen=True)
