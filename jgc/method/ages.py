@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jgc import comm
 from jgc.layout.pack import Packing
 from jgc.method.memory import Memory
-from jgc.selection.entries import Sparse, Unordered, cleared
+from jgc.selection.entries import Sparse, cleared, nonzero
 from jgc.types import Array, Nodes, PyTree
 
 
@@ -33,9 +33,7 @@ def with_ages(memory: Memory) -> Memory:
 
     def update(local, v, sent, complete):
         if isinstance(sent, Sparse):
-            # an unused slot carries 0: write past the end
-            slots = jnp.where(sent.values != 0, sent.positions, v.size)
-            age = cleared(local.age, Unordered(slots, sent.values))
+            age = cleared(local.age, nonzero(sent, v.size))  # an unused slot carries 0
         else:
             age = jnp.where(sent != 0, 0, local.age)
         return Aged(memory.update(local.memory, v, sent, complete), age)

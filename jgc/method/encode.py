@@ -27,7 +27,7 @@ from jgc.method.memory import clip_local
 from jgc.method.phases import DENSE
 from jgc.method.plan import Plan, check_phase, make_plan, phases_of
 from jgc.nodes.placement import ByShards
-from jgc.selection.entries import Sparse, as_vector
+from jgc.selection.entries import Sparse, as_vector, nonzero
 from jgc.types import Array, Compressor, Key, Nodes, PyTree, State
 
 
@@ -172,7 +172,7 @@ def unsend(
             sent = codec.decode(_of_group(i, payloads), packing.layers)
             minus: Array | Sparse
             if isinstance(sent, Sparse):
-                minus = sent._replace(values=-sent.values)
+                minus = nonzero(sent._replace(values=-sent.values), residual.size)
             else:
                 minus = filled(-sent, residual.size)
             new = memory.update(before, residual.astype(jnp.float32), minus, job.phase == DENSE)

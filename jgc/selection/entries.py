@@ -74,6 +74,16 @@ def added(x: Array, more: Array | Sparse) -> Array:
     return lax.fori_loop(1, len(nodes.values), add, add(0, x))
 
 
+def nonzero(sparse: Sparse, n: int) -> Unordered:
+    """The entries of a vector f32[n], but those with the value 0 past its end: they are not sent.
+
+    Example:
+      >>> nonzero(Sparse(jnp.array([1, 4]), jnp.array([0.0, 3.0])), 6).positions.tolist()
+      [6, 4]
+    """
+    return Unordered(jnp.where(sparse.values != 0, sparse.positions, n), sparse.values)
+
+
 def cleared(x: Array, sparse: Sparse) -> Array:
     """x f32[n] with zeros at the entries' positions; those past the end are dropped."""
     if plain():

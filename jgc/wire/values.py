@@ -39,6 +39,7 @@ ValueCode = Literal[
     "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4",
 ]  # fmt: skip
 CODEBOOK = "2bit-codebook"
+WITH_ZERO = ("float16", *BLOCK_FORMATS)  # decode small values to 0; bfloat16 has float32's range
 LLOYD = 4  # iterations; the error then falls by less than 1 % with each
 
 

@@ -89,6 +89,16 @@ def test_a_message_that_was_not_counted_returns_to_the_residual():
     np.testing.assert_allclose(kept["w"], grads["w"], atol=1e-6)
 
 
+def test_zeros_of_a_message_that_was_not_counted_keep_their_velocity():
+    compressor, grads, key = jgc.compress.dgc(alpha=1.0, value_code="mxfp4"), jnp.array([1.0, 1e-9]), jax.random.key(0)
+    state = compressor.init(key, grads, jgc.make_nodes(1))
+    state = jgc.State(state.shared, _of_node(state.local, 0))
+    message, after, _ = jgc.encode(compressor, "top-k", key, grads, state, 0, 1)
+    back = jgc.unsend(compressor, "top-k", key, message, after, grads, 0)
+    np.testing.assert_allclose(back.local.memory.velocity, [0, 1e-9])
+    np.testing.assert_allclose(back.local.memory.residual, grads)
+
+
 def test_unusable_gradients_change_nothing():
     compressor, grads = topk(alpha=0.1), {"w": jnp.full((4, 5), jnp.nan)}
     state = compressor.init(jax.random.key(0), {"w": grads["w"]}, jgc.make_nodes(1))

@@ -122,6 +122,22 @@ def test_dgc_matches_paper_algorithm(masking):
     assert clipped == 4 * K
 
 
+@pytest.mark.parametrize("method, code", [("dgc", "mxfp4"), ("topk", "float16"), ("egc", "float16"),
+                                          ("learned_topk", "nvfp4"), ("dgc", "4bit")])  # fmt: skip
+def test_values_that_a_code_makes_zero_keep_their_velocity(method, code):
+    """They stay in the residual: factor masking concerns values that were sent."""
+    share = {"ratio": 1.0, "warmup_steps": 0} if method == "egc" else {"alpha": 1.0, "strategy": "fixed"}
+    clipping = {"clip_norm": 0.0} if method == "dgc" else {}
+    g = vectors(0)
+    g[:, 7:20] = 1e-9
+    compressor = getattr(jgc.compress, method)(
+        **share, **clipping, momentum_correction=True, factor_masking=True, value_code=code)  # fmt: skip
+    (_, state, _), = play(compressor, [g])
+    unsent = np.asarray(state.local.memory.residual) == g
+    assert np.all(unsent[:, 7:20] == (code != "4bit"))
+    np.testing.assert_array_equal(state.local.memory.velocity, np.where(unsent, g, 0))
+
+
 def test_dgc_does_not_clip_small_gradients():
     gradients = [vectors(0)]
     large = 2 * np.sqrt(K) * np.linalg.norm(gradients[0], axis=1).max()

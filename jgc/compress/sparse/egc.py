@@ -58,7 +58,7 @@ from jgc.layout.pack import layer_ids
 from jgc.method import Layers, Step, dense_step, from_step, phases
 from jgc.method.exchange import payload_sizes
 from jgc.method.messages import to_all
-from jgc.selection.entries import Sparse, Unordered
+from jgc.selection.entries import Sparse, nonzero
 from jgc.types import Array, Compressor, State
 from jgc.wire.values import decode_values, encode_values
 
@@ -128,10 +128,10 @@ def egc(config: Egc | None = None, **overrides) -> Compressor:
         used = jnp.sum(choice.used, dtype=jnp.int32)
         payload = encode_values(config.value_code, jnp.where(choice.used, v[positions], 0), slots)
         packed = {"positions": selector.pack(positions, layers), **payload}
-        at = jnp.where(choice.used, positions, v.size)  # an unused slot points past the end
+        decoded = Sparse(positions, decode_values(config.value_code, payload, slots))
         return Step(
             mean=buffer.mean(comm.all_gather_dict(packed, nodes), layers),
-            sent=Unordered(at, decode_values(config.value_code, payload, slots)),
+            sent=nonzero(decoded, v.size),  # an unused slot carries 0
             shared=state.shared + 1, per_node=choice.thresholds,
             elements=used, overflow=choice.reaching - used)
 

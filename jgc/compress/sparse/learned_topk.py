@@ -27,7 +27,7 @@ from jgc.layout.pack import values_of
 from jgc.method.from_step import Step, dense_step, from_step
 from jgc.method.messages import sizes_of, to_all
 from jgc.selection import due_blocks
-from jgc.selection.entries import SparseSum, Unordered
+from jgc.selection.entries import Sparse, SparseSum, Unordered, nonzero
 from jgc.selection.selector import make_selector
 from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Compressor
@@ -85,10 +85,11 @@ def learned_topk(config: LearnedTopK | None = None, **overrides) -> Compressor:
         chosen_by, values_by = each(decode, comm.all_gather_dict(payload, nodes))  # [K, mu] each
         positions, positions_by = (
             due_blocks.positions_of(at, b, plan, n) for at in (chosen, chosen_by))
+        sent = Sparse(positions, decode_values(config.value_code, values, counts))
         sent_blocks = b[chosen_by // due_blocks.BLOCK]
         return Step(
             mean=SparseSum(Unordered(positions_by, values_by / nodes.count), counts),
-            sent=Unordered(positions, decode_values(config.value_code, values, counts)),
+            sent=nonzero(sent, v.size),
             shared=due_blocks.after(state.shared, b, sent_blocks, plan, nodes.count),
             elements=sum(counts))
 

@@ -27,7 +27,7 @@ from jgc.compress.sparse.topk import selected
 from jgc.method import dense_step, from_step, phases
 from jgc.method.exchange import exchanged, gather, payload_sizes
 from jgc.method.messages import to_all
-from jgc.selection.entries import Sparse, Unordered
+from jgc.selection.entries import Sparse, nonzero
 from jgc.types import Compressor
 
 
@@ -80,8 +80,8 @@ def threshold_v(config: ThresholdV | None = None, **overrides) -> Compressor:
         result = exchanged(gather(), codec, key, v, layers, nodes)
         values = result.sent.values
         used, exceeding = (jnp.sum(above(x), dtype=jnp.int32) for x in (values, v))
-        # An unused slot points past the end: factor masking must not restart a velocity there.
-        sent = Unordered(jnp.where(values != 0, result.sent.positions, v.size), values)
+        # An unused slot carries 0: factor masking must not restart a velocity there.
+        sent = nonzero(result.sent, v.size)
         return result._replace(sent=sent, elements=used, overflow=exceeding - used)
 
     def figures(phase, key, v, g, step, state, layers, nodes):

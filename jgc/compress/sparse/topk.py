@@ -12,6 +12,7 @@ Differs from the paper
      the LGC paper's Section VI-F: sparse from the first step ("fixed"), its Sparse GD, and DGC's
      ramp ("exponential").
   4. `value_code` can code values in fewer than 32 bits; the error stays in the residual.
+     A value that such a code decodes to 0 is not sent: factor masking keeps its velocity.
   5. `selection="chunks"` takes the largest values of every 4,096, for accelerators; see
      `jgc.selection.chunks`.
 """
@@ -24,10 +25,10 @@ from jgc.compress.sparse.sparsity import sparse_stages
 from jgc.layout.devices import each
 from jgc.method.compose import compose_phases
 from jgc.method.exchange import Codec, gather
-from jgc.selection.entries import Sparse, SparseSum, entries_at
+from jgc.selection.entries import Sparse, SparseSum, entries_at, nonzero
 from jgc.selection.selector import Selector
 from jgc.types import Compressor
-from jgc.wire.values import ValueCode, decode_values, encode_values
+from jgc.wire.values import WITH_ZERO, ValueCode, decode_values, encode_values
 
 
 def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
@@ -38,6 +39,8 @@ def selected(selector: Selector, value_code: ValueCode = "float32") -> Codec:
         positions = selector.positions(v, layers)
         coded = encode_values(value_code, entries_at(v, positions), counts)
         sent = Sparse(positions, decode_values(value_code, coded, counts))
+        if value_code in WITH_ZERO:  # factor masking must not restart an unsent value's velocity
+            sent = nonzero(sent, v.size)
         return {"positions": selector.pack(positions, layers), **coded}, sent
 
     def decode(payload, layers):
