@@ -129,7 +129,7 @@ def compensated(
     local = jax.tree.map(as_flat, local)
     vectors = jax.tree.leaves(local)
     behind = vectors[0].size - packing.size if vectors else 0
-    if plain():
+    if plain() or not packing.size:
         g = jnp.pad(pack(grads, packing), (0, behind))
         return compensate_plain(memory, local, g, complete, skip)
     parts = pieces(grads, packing)
@@ -137,14 +137,14 @@ def compensated(
         end = slice(packing.size, packing.size + behind)
         parts.append((end, jnp.zeros((behind,), jnp.float32)))
     # Leaf by leaf, so that no vector of all gradients is allocated.
-    for add in memory.accumulate if packing.size else ():
+    for add in memory.accumulate:
         add_part = lambda local, g, add=add: add(local, g, complete)  # noqa: E731
         local = _added(add_part, local, parts, jnp.asarray(skip))
-    if memory.advance is not None and packing.size:
+    if memory.advance is not None:
         local = sealed(unless(skip, local, memory.advance(local)), jnp.asarray(skip))
     v, new = memory.compensate(local, joined([g for _, g in parts]), complete)
     before, vectors = memory.residual(local), jax.tree.leaves(local)
-    if before is None and vectors and packing.size and all(v is not x for x in vectors):
+    if before is None and vectors and all(v is not x for x in vectors):
         # The memory has no vector to hold v: write v range by range; zeros if `skip`.
         def write(both, g):
             return both[0], memory.compensate(both[0], g, complete)[0]

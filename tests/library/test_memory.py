@@ -248,6 +248,21 @@ def test_accumulating_tree_equals_accumulating_vector(memory, complete):
         jax.tree.map(lambda a, b: np.testing.assert_equal((a.shape, a.dtype), (b.shape, b.dtype)), kept[i], own[0])
 
 
+@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
+def test_without_values_a_step_computes_in_f32_too(memory):
+    tree = {"a": jnp.zeros((0, 3)), "b": jnp.zeros(3, jnp.int32)}
+    v, _ = compensate(memory, memory.init(0), tree, make_packing(tree), False)
+    assert v.shape == (0,) and v.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("residual_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("code", ["float16", "1bit", "mxfp4"])
+def test_a_group_without_values_takes_any_code(code, residual_dtype):
+    compressor = jgc.compress.dgc(value_code=code, residual_dtype=residual_dtype)
+    sent = jgc.bytes_per_step(compressor, {"steps": jnp.zeros(3, jnp.int32)}, jgc.make_nodes(2, jax.devices()[:1]))
+    assert not any(of.uncompressed for of in sent.values())
+
+
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
 def test_skipped_step_keeps_state_and_returns_residual(memory, complete):
