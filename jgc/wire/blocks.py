@@ -113,7 +113,7 @@ def _mx(element: Any, at_most: Array, at_random: bool) -> tuple[Array, tuple[Arr
     top = float(jnp.finfo(element).max)
     exponent = exponent_of(at_most) - int(np.log2(top))
     if at_random:
-        exponent += at_most > top * power_of_two(jnp.maximum(exponent, -126))
+        exponent += (at_most > top * power_of_two(jnp.maximum(exponent, -126))).astype(jnp.int32)
     exponent = jnp.clip(exponent, -126, 126)
     return power_of_two(-exponent), (exponent,)
 
