@@ -171,16 +171,16 @@ def all_to_all(x: Array, nodes: Nodes, field: str) -> Array:
     Both are [K, ...]. With several nodes on a device, one collective carries the rows of all.
     """
     index, here = node_index(nodes), nodes.per_device
+    if len(x) != nodes.count:
+        raise ValueError(f"x must have a row for each of the {nodes.count} nodes, got {len(x)}")
     rows = emulated_gather(here)(x, index) if is_emulated(nodes) else x[None]  # [here, K, ...]
-    rows = rows.reshape(here, len(x) // here, here, *x.shape[1:])
-    rows = jnp.swapaxes(rows, 0, 1)  # [device, from, to, ...]
+    rows = jnp.swapaxes(rows.reshape(here, len(x) // here, here, *x.shape[1:]), 0, 1)
     if nodes.slow:
-        record("all-to-all", field, rows, devices_of(nodes))
+        record("all-to-all", field, rows, devices_of(nodes))  # [device, from, to, ...]
         if are_local_copies():
             rows = lax.optimization_barrier(rows)
         else:
-            rows = vary_over(rows, nodes.slow)
-            rows = lax.all_to_all(rows, nodes.slow, split_axis=0, concat_axis=0, tiled=True)
+            rows = lax.all_to_all(vary_over(rows, nodes.slow), nodes.slow, 0, 0, tiled=True)
     return rows[:, :, index % here].reshape(x.shape)
 
 

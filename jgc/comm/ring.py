@@ -165,9 +165,15 @@ def ring_quantized_mean(
       The means, f32[places, m], equal on every node, and this node's quantisation errors,
       f32[places, m], a place's divided equally among its nodes: mean of x = means + mean of errors.
 
+    Raises:
+      ValueError: x has more or fewer rows than the ring has places.
+
     Source: Yu et al. 2018 (GradiVeQ), Section 1, on scalar quantisers in a ring.
     """
     size, place = ring_size(nodes), _place(nodes)
+    if len(x) != size:
+        raise ValueError(f"x must have a row for each of the {size} places of the ring "
+                         f"(jgc.comm.ring_size), got {len(x)}")  # fmt: skip
     x = _place_sum(x, nodes)
     nodes_per_place = nodes.count // size
     place_key = jax.random.fold_in(key, place * nodes_per_place)  # `node_key` of its first node

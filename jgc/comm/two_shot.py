@@ -39,6 +39,9 @@ def two_shot_quantized_mean(
       The means, f32[K, m], equal on every node, and this node's quantisation errors, f32[K, m]; of
       the second rounding the reducing node's, times K: mean of x = means + mean of errors.
 
+    Raises:
+      ValueError: x has more or fewer rows than there are nodes.
+
     Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent", where each node adds up and
       codes a part of the gradient; Tang et al. 2019, "DoubleSqueeze", on residuals of both
       roundings.
@@ -49,6 +52,8 @@ def two_shot_quantized_mean(
          that the node adds in f32, so it is not rounded again, as in DoubleSqueeze's server.
     """
     index, key = node_index(nodes), node_key(key, nodes)
+    if len(x) != nodes.count:
+        raise ValueError(f"x must have a row for each of the {nodes.count} nodes, got {len(x)}")
     names = jax.eval_shape(encode, key, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     field = "+".join(sorted(names))
     local = jnp.arange(nodes.count)[:, None] == index  # bool[K, 1]: the share reduced here

@@ -100,6 +100,23 @@ def test_ring_of_a_matrix_is_refused():
 
 
 @every_layout
+@pytest.mark.parametrize("more", [-1, 1, K])
+def test_rows_that_are_not_one_a_place_are_refused(layout, more):
+    nodes = _nodes(layout)
+    x = np.zeros((nodes.count, comm.ring_size(nodes) + more, 3), np.float32)
+    around = (lambda key, x: {"values": x}, lambda payload: payload["values"])
+    places = rf"x must have a row for each of the {comm.ring_size(nodes)} places .*ring_size\), got {x.shape[1]}"
+    with pytest.raises(ValueError, match=places):
+        _run(lambda x: comm.ring_quantized_mean(jax.random.key(0), x, *around, nodes), nodes, x)
+    x = np.zeros((nodes.count, nodes.count + more, 3), np.float32)
+    rows = f"x must have a row for each of the {nodes.count} nodes, got {x.shape[1]}"
+    with pytest.raises(ValueError, match=rows):
+        _run(lambda x: comm.two_shot_quantized_mean(jax.random.key(0), x, *around, nodes), nodes, x)
+    with pytest.raises(ValueError, match=rows):
+        _run(lambda x: comm.all_to_all(x, nodes, "x"), nodes, x, outs=LOCAL)
+
+
+@every_layout
 def test_ring_conserves_gradients(layout):
     """Whole numbers rounded to multiples of 8 at random: nothing else is rounded, nor by sharing what is lost."""
     nodes, coarse = _nodes(layout), 8
