@@ -21,7 +21,7 @@ and 6.3; NVIDIA 2025, "Pretraining Large Language Models with NVFP4", Appendix C
 Differs from the specifications
   1. Rounding at random must clip nothing, or it would be biased: X is doubled where a / X would
      exceed the largest element (Mishra et al. 2025, "Recipes for Pre-training LLMs with MXFP8"),
-     and s is rounded up. The messages have the same format.
+     and s and S are rounded up. The messages have the same format.
   2. S of NVFP4 is that of 4,096 consecutive values, not of a tensor: layers whose gradients differ
      10,000-fold share a message. It has 16 significant bits, so that products of an element, s and
      S are exact, and decoders that fuse a product with a sum decode to the same bits.
@@ -122,6 +122,7 @@ def _nv(at_most: Array, at_random: bool) -> tuple[Array, tuple[Array, ...]]:
     """1 / (s S) of every block; s of every block and S of every group of blocks."""
     group = largest(jnp.pad(at_most, (0, -at_most.size % _GROUP)).reshape(-1, _GROUP))
     bits = lax.bitcast_convert_type(group * np.float32(1 / _LARGEST), jnp.uint32)
+    bits += np.uint32(0xFF if at_random else 0)  # S rounded down would clip the largest values
     short = lax.bitcast_convert_type(bits & np.uint32(0xFFFFFF00), jnp.float32)  # 16 bits
     of_group = jnp.maximum(short, _SMALLEST)
     s = at_most * np.float32(1 / 6) / _spread(of_group, at_most.size)

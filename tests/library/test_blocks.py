@@ -135,6 +135,15 @@ def test_random_rounding_takes_the_two_values_around_and_their_mean(name):
     assert np.all(np.abs(got.mean(0) - v) <= 6 * got.std(0) / np.sqrt(draws) + rare)
 
 
+def test_nvfp4_rounded_at_random_clips_no_largest_value():
+    """A group's scale has 16 bits: rounded down, it would be too small for the value from which it comes."""
+    top = (2688 * np.linspace(1, 2, 2**18)[:: 2**12]).astype(F32)  # of 64 groups, with last bits of all sorts
+    _, payload, decoded = coded("nvfp4", True, 2**18)(jax.random.key(0), np.repeat(top, 4096))
+    group = (top * F32(1 / 2688)).view(np.uint32) + np.uint32(0xFF) & np.uint32(0xFFFFFF00)
+    assert np.array_equal(np.asarray(payload["group_scales"]).view(np.uint32), group)
+    assert np.all(decoded.reshape(64, -1).max(1) >= top * (1 - 2.0**-22))  # each is rounded up at least once
+
+
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
 def test_long_vectors_are_coded_part_by_part_as_at_once(name):
     n = 2**18 + 4_321
