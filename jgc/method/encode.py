@@ -207,7 +207,7 @@ def _stages(
             raise ValueError(
                 f"the method with the phase {name!r} communicates before its messages are "
                 "complete, so they are not values: use one that sends in one go, such as topk, "
-                "qsgd or onebit")
+                "qsgd(exchange='gather') or onebit(exchange='gather')")
         stages.append(stage)
     return plan, stages
 

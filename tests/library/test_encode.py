@@ -110,9 +110,11 @@ def test_unusable_gradients_change_nothing():
 def test_what_is_no_value_is_named():
     state, key = jgc.State((), ()), jax.random.key(0)
     params = {"w": jnp.zeros((4, 5))}
-    for method, name in ((jgc.compress.powersgd(), "low rank"), (jgc.compress.terngrad(), "ternary")):
+    ring = jgc.compress.qsgd(exchange="ring")
+    for method, name in ((jgc.compress.powersgd(), "low rank"), (jgc.compress.terngrad(), "ternary"), (ring, "qsgd")):
         phase = method.schedule[-1].value
-        with pytest.raises(ValueError, match=f"the method with the phase '{name}.* communicates before"):
+        line = rf"the method with the phase '{name}.* communicates before .* qsgd\(exchange='gather'\)"
+        with pytest.raises(ValueError, match=line):
             jgc.encode(method, phase, key, params, state, 0, 1)
     with pytest.raises(ValueError, match="at least one message, got none"):
         jgc.decode(topk(), "top-k", [], params)
