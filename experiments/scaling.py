@@ -43,7 +43,7 @@ class Scaling:
 
         | bytes a step and node | 2 nodes | 4 nodes | 8 nodes | 16 nodes |
         | uncompressed, all-reduce | 1.08 MB | 1.62 MB | 1.89 MB | 2.02 MB |
-        | top-k, 0.1 %, gather | 1.61 kB | 4.82 kB | 11.3 kB | 24.1 kB |
+        | top-k, 0.1 %, gather | 1.48 kB | 4.43 kB | 10.3 kB | 22.1 kB |
     """
 
     workload: str = "cifar10_resnet20"

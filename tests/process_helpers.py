@@ -3,11 +3,13 @@
 Environment of a process: JGC_TEST_DUMP, a folder, gets the parameters as each of its devices holds them in the end;
 JGC_TEST_JAX: it says that its jax is of that version; JGC_TEST_PROGRAM: it compiles other programs than the rest;
 JGC_TEST_RANDOM: it draws other random numbers than the others;
-JGC_TEST_HANG: its main thread stops for good after that step. `jgc.lab.chaos.child` has further ones.
+JGC_TEST_HANG: its main thread stops for good after that step; JGC_TEST_SLOW: after its first step it sleeps so many
+seconds. `jgc.lab.chaos.child` has further ones.
 """
 
 import functools
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -92,12 +94,15 @@ def _change(environment: dict[str, str]) -> None:
     if environment.get("JGC_TEST_PROGRAM"):
         decay = step.add_coupled_decay
         step.add_coupled_decay = lambda grads, *rest: jax.tree.map(lambda g: 2 * g, decay(grads, *rest))
-    if last := environment.get("JGC_TEST_HANG"):
+    hangs, sleeps = (environment.get(f"JGC_TEST_{name}", "") for name in ("HANG", "SLOW"))
+    if hangs or sleeps:
         push = Recorder.push
 
-        def push_or_hang(self, number, *args, **extra):
+        def push_and_wait(self, number, *args, **extra):
             push(self, number, *args, **extra)
-            if number + 1 == int(last):
+            if hangs and number + 1 == int(hangs):
                 threading.Event().wait()
+            if sleeps and number == 0:
+                time.sleep(float(sleeps))
 
-        Recorder.push = push_or_hang
+        Recorder.push = push_and_wait

@@ -33,7 +33,8 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
     Args:
       compressor: any of `jgc.compress`; phases found during the run have their planned sizes.
       params: the parameters, or their shapes and dtypes.
-      nodes: the layout.
+      nodes: the layout. One of an `AbstractMesh` counts for this machine's backend: on CPU, XLA
+        sends bfloat16 as float32.
 
     Raises:
       TypeError: not a Compressor, not a `Nodes`, or a leaf that is not an array.

@@ -127,6 +127,7 @@ def test_gloo_that_reaches_its_own_host_says_why():
 
 def test_values_differ_between_nodes():
     for kind in collectives.KINDS:
-        x = collectives.values(kind, 4, 1000)
-        assert len({row.tobytes() for row in x}) == 4
-        assert "all-reduce" not in kind.name or np.array_equal(x.astype(np.int64).sum(0), x.sum(0, dtype=x.dtype))
+        assert len({row.tobytes() for row in collectives.values(kind, 4, 1000)}) == 4
+        for nodes in (4, 127, 300, 1000):
+            x = collectives.values(kind, nodes, 1000)
+            assert "all-reduce" not in kind.name or np.array_equal(x.astype(np.int64).sum(0), x.sum(0, dtype=x.dtype))

@@ -152,6 +152,11 @@ def test_confusion_scores():
     np.add.at(counts, (truth, guess), 1)
     assert list(of_confusion(counts).values()) == pytest.approx(scores_by_hand(truth, guess))
 
+    wide = np.zeros((1000, 1000))  # a model with more outputs than there are classes
+    wide[:CLASSES, :CLASSES] = np.eye(CLASSES) * 100
+    wide[3, 500] = 1
+    assert of_confusion(wide, CLASSES)["test_mean_iou"] == pytest.approx((CLASSES - 1 + 100 / 101) / CLASSES)
+
 
 # Runs.
 

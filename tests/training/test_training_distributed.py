@@ -206,6 +206,17 @@ def test_hung_process(tmp_path):
     assert "process 1 ends: process 1 has not come to the end of step 4, " in running[1].error()
 
 
+def test_a_slow_process_is_waited_for_between_exchanges(tmp_path):
+    """XLA itself waits 30 s at the first collective, here that of the comparison after two local steps."""
+    port = free_port()
+    options = f"{DENSE} --nodes 2 --steps 6 --local.every 6 --check-replicas-every 2 --run-dir {tmp_path / 'run'}"
+    of_each = [f"{options} --distributed.coordinator 127.0.0.1:{port} --distributed.num-processes 2 "
+               f"--distributed.process-id {i}" for i in range(2)]  # fmt: skip
+    finish([start(tmp_path, f"slow-{i}", line, **({"JGC_TEST_SLOW": "40"} if i else {}))
+            for i, line in enumerate(of_each)])  # fmt: skip
+    assert len(read(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
 def test_signal_stops_all_processes(tmp_path):
     run_dir = tmp_path / "run"
     running = start_all(tmp_path, "signal", 2, f"{LONG} --run-dir {run_dir}", JGC_RUN_TOKEN="a secret")

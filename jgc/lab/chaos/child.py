@@ -11,6 +11,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 SERVER = "JGC_CHAOS_SERVER"  # set in the process that the others are forked from
 
@@ -27,6 +28,7 @@ import jax  # noqa: E402
 
 from jgc.lab.chaos.tiny import XLA_FLAGS, flipped, narrow, tiny_conv_model, tiny_model  # noqa: E402
 from jgc.training.run import checkpoint, loop, setup  # noqa: E402
+from jgc.training.run.record import Run  # noqa: E402
 from jgc.training.settings import cli  # noqa: E402
 
 QUICK = " ".join(f"{name}={value}" for name, value in XLA_FLAGS.items())
@@ -71,11 +73,23 @@ def _closed_pipe() -> int:
 
 def _flip_later(step: int, device: int, bit: int, name: str) -> None:
     """Flip a bit before the step of that number, from 1, of this start of the run."""
-    enter, steps = loop.enter, []
+    train = loop.train
 
-    def enter_and_flip(*args):  # type: ignore[no-untyped-def]
-        state = enter(*args)
-        steps.append(0)
-        return flipped(state, name, jax.local_devices()[device], bit) if len(steps) == step else state
+    class Flipping:
+        """The step function, whose state has the flipped bit in that step."""
 
-    loop.enter = enter_and_flip
+        def __init__(self, plain: Any):
+            self.plain, self.count = plain, 0
+
+        def __getattr__(self, other: str) -> Any:
+            return getattr(self.plain, other)
+
+        def __call__(self, state: Any, batch: Any) -> Any:
+            self.count += 1
+            here = self.count == step
+            return self.plain(flipped(state, name, jax.local_devices()[device], bit) if here else state, batch)
+
+    def train_and_flip(run: Run, state: Any, start: int) -> tuple[Any, int]:
+        return train(run._replace(setup=run.setup._replace(step=Flipping(run.setup.step))), state, start)
+
+    loop.train = train_and_flip

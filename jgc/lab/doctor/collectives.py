@@ -96,9 +96,12 @@ def values(kind: Kind, nodes: int, size: int) -> np.ndarray:
       array([[0., 1., 2., 3.],
              [1., 2., 3., 4.]], dtype=float32)
     """
-    different = 127 // nodes if kind.dtype == "int8" else 97
+    int8 = kind.dtype == "int8"
+    different = max(2, 127 // nodes) if int8 else 97
     size = -(-size // nodes) * nodes
-    return ((np.arange(size) + np.arange(nodes)[:, None]) % max(2, different)).astype(kind.dtype)
+    x = (np.arange(size) + np.arange(nodes)[:, None]) % different
+    x[127 if int8 else nodes :] = 0  # more nodes with ones would exceed the dtype
+    return x.astype(kind.dtype)
 
 
 def check(kind: Kind, nodes: Nodes) -> tuple[str, str]:

@@ -26,10 +26,11 @@ def bits(rate: float) -> str:
     """Bytes a second as bits, for people.
 
     Example:
-      >>> bits(12.5e6), bits(float("inf"))
-      ('100 Mbit/s', 'unlimited bandwidth')
+      >>> bits(12.5e6), bits(124.99e6), bits(float("inf"))
+      ('100 Mbit/s', '1 Gbit/s', 'unlimited bandwidth')
     """
     if rate == math.inf:
         return "unlimited bandwidth"
-    unit = next((u for u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if 8 * rate >= u[0]), (1.0, ""))
-    return f"{8 * rate / unit[0]:.3g} {unit[1]}bit/s"
+    bits = float(f"{8 * rate:.3g}")
+    unit = next((u for u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if bits >= u[0]), (1.0, ""))
+    return f"{bits / unit[0]:.3g} {unit[1]}bit/s"

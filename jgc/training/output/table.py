@@ -18,12 +18,12 @@ def size(count: float | None) -> str:
     """A number of bytes in readable units.
 
     Example:
-      >>> size(1234567)
-      '1.23 MB'
+      >>> size(1234567), size(999_600)
+      ('1.23 MB', '1 MB')
     """
     if count is None:
         return "-"
-    unit = 0
+    count, unit = float(f"{count:.3g}"), 0
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"

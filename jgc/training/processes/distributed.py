@@ -97,6 +97,13 @@ class Team:
         """A barrier over all processes, without a timeout: process 0 may have much to write."""
         self._gather(None)
 
+    def meet(self) -> None:
+        """A barrier before a collective. A process that is late with it ends the run.
+
+        XLA waits 30 s for all processes at the first collective of a group of devices, whatever --distributed.timeout.
+        """
+        self._gather(None, patient=False)
+
     @contextmanager
     def process_0_first(self) -> Iterator[None]:
         """The other processes enter the block after process 0 has left it."""
@@ -125,11 +132,11 @@ class Team:
             time.sleep(0.2)  # its hub still has to tell the others
         die(f"{also}{why}{go_on}")
 
-    def _gather(self, value: Any) -> list[Any]:
+    def _gather(self, value: Any, patient: bool = True) -> list[Any]:
         if self.meeting is None:
             return [value]
         self._gathered += 1
-        return self.meeting.gather(f"{self._gathered}", value)
+        return self.meeting.gather(f"{self._gathered}", value, patient)
 
     def __enter__(self) -> "Team":
         return self

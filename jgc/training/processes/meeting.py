@@ -48,9 +48,9 @@ class Meeting:
             self._news.wait_for(lambda: tag in self._answers, seconds)
             return self._answers.pop(tag, [])
 
-    def gather(self, tag: str, value: Any = None) -> list[Any]:
+    def gather(self, tag: str, value: Any = None, patient: bool = True) -> list[Any]:
         """Post a value, and wait for the values of all processes."""
-        self.post(tag, value)
+        self.post(tag, value, patient)
         return self.wait(tag)
 
     def close(self, last: Callable[[], None] = lambda: None) -> None:

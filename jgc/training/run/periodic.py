@@ -26,6 +26,7 @@ def validate(run: Run, done: int, state: TrainState) -> TrainState:
     if run.validate is None or not passed(steps_between_validations(run.config, run.setup), done - 1, done):
         return state
     with run.recorder.untimed():
+        run.team.meet()
         loss = run.validate(state)
         run.recorder.add(**{LOSS: loss})
         if not isinstance(state, LoopState) or learning_rate.current(state.opt_state) is None:
@@ -40,6 +41,7 @@ def evaluate(run: Run, done: int, upcoming: Phase, state: TrainState) -> None:
     new_kind = all(upcoming.name != before.name for before in run.entered)
     if new_kind or done == run.config.steps or passed(run.config.evaluate_every, done - 1, done):
         with run.recorder.untimed():
+            run.team.meet()
             run.recorder.add(**run.evaluate(state))
 
 
@@ -55,7 +57,10 @@ def check_and_save(run: Run, done: int, state: TrainState, last: bool = False, s
 
 def check_replicas(run: Run, done: int, state: TrainState) -> None:
     """Raise Drift if devices hold different values where they should agree, so that no checkpoint has these."""
-    if different := run.replicas.difference(arrays_by_name(state)):
+    with run.recorder.untimed():
+        run.team.meet()
+        different = run.replicas.difference(arrays_by_name(state))
+    if different:
         run.recorder.write()
         newest = "no checkpoint had been made yet"
         if run.proof.newest is not None:

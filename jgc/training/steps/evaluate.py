@@ -63,12 +63,15 @@ def confusion(logits: Array, labels: Array, mask: Array) -> tuple[Array]:
     return (counts.reshape(classes, classes),)
 
 
-def of_confusion(counts: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Pixel accuracy, and mean intersection over union over the classes that occur."""
+def of_confusion(counts: npt.NDArray[np.float64], classes: int | None = None) -> dict[str, float]:
+    """Pixel accuracy, and mean intersection over union over the classes that occur.
+
+    `classes`: of the data set, the first ones; further outputs of a model are wrong, but no classes.
+    """
     right = np.diag(counts)
     union = counts.sum(axis=0) + counts.sum(axis=1) - right
-    shares = right[union > 0] / union[union > 0]
-    return {PIXEL_ACCURACY.name: float(right.sum() / counts.sum()), MEAN_IOU.name: float(shares.mean())}
+    shares = (right / np.where(union > 0, union, np.nan))[:classes]
+    return {PIXEL_ACCURACY.name: float(right.sum() / counts.sum()), MEAN_IOU.name: float(np.nanmean(shares))}
 
 
 MEASURES: dict[str, Measure] = {
@@ -90,7 +93,10 @@ class Shown(NamedTuple):
 
 def make_evaluate(parts: Parts, source: Source) -> Callable[[TrainState], dict[str, float]]:
     """`state -> the score and further figures by name`, over the source's evaluation data."""
-    return _over_all(parts, source.evaluation, MEASURES[source.score.name])
+    measure = MEASURES[source.score.name]
+    if measure.figures is of_confusion:
+        measure = measure._replace(figures=partial(of_confusion, classes=source.classes))
+    return _over_all(parts, source.evaluation, measure)
 
 
 def make_validate(parts: Parts, source: Source) -> Callable[[TrainState], float] | None:
