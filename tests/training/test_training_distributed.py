@@ -267,7 +267,7 @@ def test_mismatched_versions_and_programs(tmp_path):
     for name, value, said in (
         ("JGC_TEST_JAX", "9.9.9", r"process 1 has jax 9\.9\.9, process 0 has \d+\.\d+\.\d+"),
         ("JGC_TEST_RANDOM", "1", r"process 1 has a first state of checksum \d+, process 0 has \d+: JAX_ variables"),
-        ("JGC_TEST_PROGRAM", "1", r"process 1 has a program of the update, StableHLO of checksum \w+, process 0 has"),
+        ("JGC_TEST_PROGRAM", "1", r"process 1 has a program of the step, StableHLO of checksum \w+, process 0 has"),
     ):
         port = free_port()
         where = f"--distributed.coordinator 127.0.0.1:{port} --distributed.num-processes 2 --distributed.process-id"
