@@ -118,14 +118,14 @@ def test_arrays_that_a_step_has_donated_are_named():
     init, step = loop("phases")
     state = init(jax.random.key(0), PARAMS)
     best = jgc.as_arrays(state)
-    kept = [jax.tree.map(copy, best) for copy in (jnp.copy, np.array)]
+    copies = [jax.tree.map(copy, best) for copy in (jnp.copy, np.array)]
     step(state, batch_of(0))
     took = re.escape("an earlier step took this state's arrays (it donates them): ")
     with pytest.raises(ValueError, match=f"{took}before the step, copy what as_arrays returned, jax.tree.map"):
         jgc.from_arrays(best)
     with pytest.raises(ValueError, match=f"{took}give the state that it returned"):
         jgc.as_arrays(state)
-    assert all(same_bits(jgc.from_arrays(arrays).params, PARAMS) for arrays in kept)
+    assert all(same_bits(jgc.from_arrays(arrays).params, PARAMS) for arrays in copies)
 
 
 def test_what_is_no_state_is_named():
