@@ -69,7 +69,7 @@ def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
 
 
 def with_arrays(tree: PyTree) -> PyTree:
-    """The tree with arrays for numbers, to which users set injected hyperparameters.
+    """The tree with an array for each plain number, such as a learning rate that a user has set.
 
     Example:
       >>> with_arrays({"learning_rate": 0.5})

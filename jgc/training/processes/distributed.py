@@ -100,7 +100,7 @@ class Team:
     def meet(self) -> None:
         """A barrier before a collective. A process that is late with it ends the run.
 
-        XLA waits 30 s for all processes at the first collective of a group of devices, whatever --distributed.timeout.
+        At the first collective of a group of devices XLA waits 30 s for all processes, not --distributed.timeout.
         """
         self._gather(None, patient=False)
 
