@@ -33,7 +33,7 @@ def summarise(
     setup: Setup, steps: int, lines: Sequence[Line], costs: Sequence[PhaseCost], other: dict[str, Any],
     scores: Mapping[str, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """The summary of a run that has made `steps` steps. `scores`: its last ones, if the last line does not have them."""
+    """The summary of a run of `steps` steps. `scores`: its last ones, if the last line does not have them."""
     config, nodes, values = setup.parts.config, setup.parts.nodes, setup.values
     score, further = setup.source.score, setup.source.further
     reached = [cost for cost in costs if any(line["phase"] == cost.phase.name for line in lines)] or list(costs[:1])
