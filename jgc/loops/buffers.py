@@ -7,11 +7,11 @@ from numbers import Number
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
 
 from jgc.backend import backend_of
 from jgc.checks.loop_states import first_leaf
-from jgc.checks.misuse import check_arrays, form_of, leaves_by_path
+from jgc.checks.misuse import check_arrays, form_of, is_key, leaves_by_path
 from jgc.nodes.placement import placements_of
 from jgc.nodes.placing import place
 from jgc.types import Nodes, PyTree
@@ -27,10 +27,17 @@ def put_arrays(
 
 
 def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
-    """Whether the first array of a part lies on the host, or not on the devices of the others."""
-    firsts = [x for part in parts for x in first_leaf(part)]
-    if any(not isinstance(x, jax.Array) for x in firsts):
+    """Whether a leaf is no array on a device, or a part's first lies elsewhere than the others'.
+
+    Users set learning rates, as numbers or arrays that JAX may move: for either, a program would
+    be compiled anew.
+    """
+    leaves = jax.tree.leaves(parts)
+    if not all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
         return True
+    if not isinstance(nodes.mesh, AbstractMesh) and not all(x.committed for x in leaves):
+        return True
+    firsts = [x for part in parts for x in first_leaf(part)]
     if not isinstance(nodes.mesh, Mesh):
         return nodes.mesh is None and len({device for x in firsts for device in x.devices()}) > 1
     # in nearly every step all arrays have the nodes' mesh, and no set of all devices is made
@@ -69,7 +76,7 @@ def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
 
 
 def with_arrays(tree: PyTree) -> PyTree:
-    """The tree with an array for each plain number, such as a learning rate that a user has set.
+    """The tree with a new array for each number that a user has set, such as a learning rate.
 
     Example:
       >>> with_arrays({"learning_rate": 0.5})
@@ -77,9 +84,30 @@ def with_arrays(tree: PyTree) -> PyTree:
     """
 
     def array(x):
-        return np.asarray(x, jnp.result_type(x)) if isinstance(x, Number) else x
+        if isinstance(x, Number):
+            return np.asarray(x, jnp.result_type(x))
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or is_key(x):
+            return x
+        if x.ndim or x.committed:
+            return x
+        # copied, so that no step donates the user's array, and without a weak type
+        return jnp.array(x, x.dtype)
 
     return jax.tree.map(array, tree)
+
+
+def for_nodes(tree: PyTree, nodes: Nodes) -> PyTree:
+    """The per-node tree with each number, such as a learning rate that a user has set, repeated.
+
+    Example:
+      >>> for_nodes({"learning_rate": 0.5}, Nodes(2, 2))
+      {'learning_rate': array([0.5, 0.5], dtype=float32)}
+    """
+
+    def repeated(x):
+        return x if jnp.ndim(x) or is_key(x) else np.full(nodes.count, x, jnp.result_type(x))
+
+    return jax.tree.map(repeated, tree)
 
 
 def check_params(params: PyTree) -> None:

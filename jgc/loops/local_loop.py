@@ -9,7 +9,14 @@ import jax
 import numpy as np
 
 from jgc.checks.misuse import check_loop, check_restored
-from jgc.loops.buffers import device_of, donatable, lies_elsewhere, wait_on_cpu
+from jgc.loops.buffers import (
+    device_of,
+    donatable,
+    for_nodes,
+    lies_elsewhere,
+    wait_on_cpu,
+    with_arrays,
+)  # fmt: skip
 from jgc.loops.fragments import take
 from jgc.loops.local_programs import apply_program, exchange_program, inner_program
 from jgc.loops.loop import Loop, shape_of
@@ -205,6 +212,7 @@ class LocalStep:
         arrays = self._checked(state)
         if not self._lies_elsewhere(state):
             return state
+        arrays = with_arrays(arrays._replace(inner=for_nodes(arrays.inner, self._parts.nodes)))
         put = self._loop.putter(device_of(state.params))
         arrays = put(arrays, placements=self._parts.placements(arrays))
         return state._replace(**arrays._asdict(), key=put(state.key))
@@ -215,10 +223,13 @@ class LocalStep:
         """The program of an inner step, its arguments, all arrays of the state and its key."""
         loop, parts = self._loop, self._parts
         arrays = self._checked(state, batch)
+        first, elsewhere = not loop.programs, self._lies_elsewhere(state)
+        if elsewhere:  # numbers, such as a learning rate, hold for all nodes
+            arrays = with_arrays(arrays._replace(inner=for_nodes(arrays.inner, parts.nodes)))
+            state = state._replace(inner=arrays.inner)
         donated = arrays._asdict() | {"model_state": state.model_state}
         structure = jax.tree.structure(donated)
         check_replaced(self._returned, arrays)
-        first, elsewhere = not loop.programs, self._lies_elsewhere(state)
         loop.check_fits(state, structure)
         device = device_of(state.params)
         put = loop.putter(device)

@@ -10,6 +10,7 @@ from jgc.layout.devices import unusable
 from jgc.loops.fragments import put_back, take
 from jgc.loops.loop import shardings_of
 from jgc.loops.losses import in_one_form
+from jgc.loops.model_state import is_given
 from jgc.loops.norms import norms_of_nodes
 from jgc.loops.optimizers import updated
 from jgc.loops.outer import Arrays, Parts, Waiting, difference, replaced
@@ -31,7 +32,7 @@ def inner_program(
     `(loss, finite, aux, norms)`. `frozen` are placements; None without frozen parameters.
     """
     placements, has_frozen = parts.placements(arrays), frozen is not None
-    loss = in_one_form(loss, has_aux, bool(jax.tree.leaves(model_state)), has_frozen)
+    loss = in_one_form(loss, has_aux, is_given(model_state), has_frozen)
     gradients = node_grads(
         loss, parts.nodes, True, unroll, local=True, placements=placements.own, frozen=frozen
     )

@@ -29,7 +29,7 @@ def mean_gradients(
         `-> (scalar, aux)`.
       compressor: of `jgc.compress`, but for `gradiveq` and `powersgd(alternate=True)`, which find
         their phases during the run: use `jgc.make_step` with these. If it has the momentum (as
-        `dgc` and LGC do by default), the trainer's optimiser must have none.
+        `dgc`, `egc`, `demo`, `klt` and LGC do by default), the trainer's optimiser must have none.
       params: the parameters, placed as in training; their shapes, dtypes and placements count.
       nodes: the layout.
       has_aux: as in `jax.value_and_grad`.

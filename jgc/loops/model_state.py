@@ -52,6 +52,16 @@ def of_all_nodes(model_state: PyTree, nodes: Nodes) -> PyTree:
     return jax.tree.map(first, copied(model_state))
 
 
+def is_given(model_state: PyTree) -> bool:
+    """Whether `init` got a model state. One without arrays counts: of a model without BatchNorm.
+
+    Example:
+      >>> is_given(()), is_given(None), is_given({"batch_stats": {}})
+      (False, False, True)
+    """
+    return jax.tree.structure(model_state) not in map(jax.tree.structure, ((), None))
+
+
 def key_of(keys: Array, k: Any) -> Array:
     """Node k's key, for every key in an array of any shape: `fold_in(key, k)`."""
     each = jax.vmap(jax.random.fold_in, (0, None))(keys.reshape(keys.size), k)

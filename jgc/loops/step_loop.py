@@ -11,7 +11,14 @@ import numpy as np
 from jgc.checks.misuse import check_loop, check_restored
 from jgc.checks.optax_states import holds_state, warn_of_momentum
 from jgc.checks.states import check_fits
-from jgc.loops.buffers import copied, device_of, donatable, lies_elsewhere, wait_on_cpu
+from jgc.loops.buffers import (
+    copied,
+    device_of,
+    donatable,
+    lies_elsewhere,
+    wait_on_cpu,
+    with_arrays,
+)  # fmt: skip
 from jgc.loops.loop import Loop, shape_of
 from jgc.loops.optimizers import check_supported
 from jgc.loops.step_program import (
@@ -184,7 +191,8 @@ class Step:
         if name not in loop.programs or lies_elsewhere((*arrays, key), nodes):
             if isinstance(arrays.compressor.shared, ByShards):
                 check_restored((state.params, state.opt_state))
-            # moves only restored arrays
+            # moves only arrays that a user has restored or set
+            arrays = with_arrays(arrays)
             arrays, key = put(arrays, placements=placements_of_step(arrays)), put(key)
         batch = loop.place_batch(batch, put)
         wait_on_cpu(arrays, nodes)

@@ -13,6 +13,7 @@ from jgc.checks.misuse import with_same_leaves
 from jgc.loops.buffers import wait_on_cpu
 from jgc.loops.loop import shardings_of
 from jgc.loops.losses import in_one_form
+from jgc.loops.model_state import is_given
 from jgc.loops.norms import norm_of_aggregate
 from jgc.loops.optimizers import updated
 from jgc.method.diagnose import diagnose
@@ -127,7 +128,7 @@ class SplitProgram:
 
 def make_gradients(settings: Settings, arrays: Arrays, frozen: PyTree) -> Callable[..., Any]:
     """`(params, model_state, batch, frozen) -> ((losses, (model_state, aux)), grads)`, [K, ...]."""
-    has_state, has_frozen = bool(jax.tree.leaves(arrays.model_state)), frozen is not None
+    has_state, has_frozen = is_given(arrays.model_state), frozen is not None
     loss = in_one_form(settings.loss, settings.has_aux, has_state, has_frozen)
     of_nodes = node_grads(
         loss, settings.nodes, has_aux=True, unroll=settings.unroll, local=True,

@@ -179,7 +179,15 @@ def _lies_on_mesh(x: Any) -> bool:
 _IN_CLOSURE = (
     "the loss's closure holds an array of a mesh, which JAX does not take on Explicit axes, nor "
     "where parameters are sharded within a node: give it to the step, step(state, batch, "
-    "frozen), and the loss gets it as its last argument; or keep it on the host (jax.device_get)"
+    "frozen), and the loss gets it as its last argument; or keep it on the host (jax.device_get). "
+    "Or the loss calls jax.shard_map with an argument mesh (docs/meshes.md)"
+)
+
+
+_SHARD_MAP = (
+    "the loss calls a function of a mesh, such as jax.shard_map. Whole parameters: each device "
+    "computes the loss of its part of a node's examples, without a mesh, so leave shard_map out. "
+    "Parameters sharded within a node: give shard_map no argument mesh (docs/meshes.md)"
 )
 
 
@@ -204,6 +212,8 @@ def _named_faults():
             "mean over nodes itself: leave it out"
         ) from None
     except (NotImplementedError, ValueError) as error:
+        if str(error).startswith(("The context mesh ", "in_specs passed")):
+            raise ValueError(_SHARD_MAP) from error
         known = ("Closing over inputs to shard_map", "Context mesh ", "Mesh for all inputs")
         if not str(error).startswith(known):
             raise

@@ -83,6 +83,31 @@ def test_weak_types_and_placed_batches_do_not_recompile(layout, optimizer):
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.params))
 
 
+RATES = [0.05, np.float32(0.04), np.float64(0.03), jnp.float32(0.02), jnp.asarray(0.01), np.asarray(0.005, np.float32)]
+
+
+@every_layout
+@pytest.mark.parametrize("field", ["opt_state", "outer", "inner"])
+def test_a_rate_set_by_hand_holds_without_recompiling(layout, field):
+    nodes, sgd = nodes_of(layout), optax.inject_hyperparams(optax.sgd)(0.1)
+    if field == "opt_state":
+        init, step = jgc.make_step(loss, dense(), sgd, nodes)
+    else:
+        init, step = jgc.local_steps(sgd, sgd, dense(), 1, nodes).make_step(loss)
+    state = init(jax.random.key(0), PARAMS)
+    state, _ = step(state, batch_of(0))
+    with compilations("update") as compiled, compilations("inner_update") as inner, compilations("exchange") as outer:
+        for rate in RATES:
+            of = getattr(state, field)
+            (of[0] if field == "outer" else of).hyperparams["learning_rate"] = rate
+            state, _ = step(state, batch_of(1))
+            of = getattr(state, field)
+            found = (of[0] if field == "outer" else of).hyperparams["learning_rate"]
+            assert found.dtype == jnp.float32 and np.all(found == np.float32(rate))
+            assert found.shape == ((nodes.count,) if field == "inner" else ())
+    assert not compiled + inner + outer
+
+
 @every_layout
 def test_batch_may_hold_one_key_a_node(layout):
     nodes = nodes_of(layout)

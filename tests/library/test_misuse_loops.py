@@ -185,6 +185,29 @@ def test_an_array_on_explicit_axes_in_the_losss_closure_is_named():
         step(init(jax.random.key(0), PARAMS), BATCH[:4])
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["context", "mesh"])
+@pytest.mark.parametrize("divided", [False, True], ids=["whole", "divided"])
+def test_shard_map_in_a_loss_is_named_where_it_does_not_work(divided, named):
+    mesh = jax.make_mesh((2, 4), ("host", "chip"))
+    nodes, rows = jgc.from_mesh(mesh, slow="host", fast="chip"), jax.P("chip", None)
+
+    def with_shard_map(p, x):
+        given = {"mesh": mesh} if named else {}
+        return jnp.mean(jax.shard_map(jnp.tanh, in_specs=rows, out_specs=rows, axis_names={"chip"}, **given)(x @ p))
+
+    params = jax.device_put(jnp.ones((6, 4)), jax.NamedSharding(mesh, jax.P(None, "chip" if divided else None)))
+    init, step = jgc.make_step(with_shard_map, dense(), optax.sgd(0.1), nodes)
+    state, x = init(jax.random.key(0), params), np.ones((2, 16, 6), np.float32)
+    if divided and not named:
+        np.testing.assert_allclose(step(state, x)[1].loss, np.tanh(6.0), rtol=1e-5)
+        return
+    message = "the loss calls a function of a mesh, such as jax.shard_map. Whole parameters: each device computes"
+    if named and not divided:  # JAX has the same error for an array of the mesh in the closure
+        message = "the loss's closure holds an array of a mesh, which"
+    with _raises(ValueError, message):
+        step(state, x)
+
+
 def test_parameters_that_are_no_arrays_of_floats_are_named():
     init, _ = _made()
     with _raises(TypeError, "the parameter 'w' is a shape, float32[6, 4], and init takes arrays"):

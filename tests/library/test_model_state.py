@@ -54,6 +54,19 @@ def test_nodes_draw_different_numbers(layout, loop):
     assert same_bits(kept, jax.device_get(jax.random.key_data(state.model_state["key"])))
 
 
+@pytest.mark.parametrize("empty", [{}, {"batch_stats": {}}, (nnx.State({}), nnx.State({}))], ids=["{}", "linen", "nnx"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_model_state_without_arrays_is_given_to_the_loss(loop, empty):
+    def of_a_model(params, batch, state):
+        assert jax.tree.structure(state) == jax.tree.structure(empty)
+        return loss(params, batch), (state, {})
+
+    init, step = _made(loop, of_a_model, nodes_of("4 devices"))
+    state, _ = step(init(jax.random.key(0), PARAMS, empty), batch_of(0))
+    again, _ = step(jgc.from_arrays(jgc.as_arrays(state)), batch_of(1))
+    assert jax.tree.structure(again.model_state) == jax.tree.structure(empty)
+
+
 @pytest.mark.parametrize("divided", [False, True], ids=["whole", "divided"])
 def test_keys_where_nodes_have_several_devices(divided):
     mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"))
