@@ -66,6 +66,9 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
         raise ValueError(f"groups of layers must clip to one norm, got {sorted(norms)}")
     patterns, matchers = tuple(rule for rule, _ in rules), tuple(matcher(rule) for rule, _ in rules)
     schedules = [member.schedule for member in members]
+    cyclic = [member.next_phase is not None for member in members]
+    schedule = phases.together(schedules, cyclic)
+    known = {phases.phase_names(phase): phase.name for phase in schedule}
 
     def next_phase(before, step, state, nodes):
         whole = shard_states(state)[0]  # a method that reads its state refuses shards
@@ -77,7 +80,8 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             return before
         # phases in turn keep their first step, so that each pair of them is one phase
         start = max(part.start for part in parts)
-        return phases.combined(parts, start, phases.leader_of(schedules))
+        found = phases.combined(parts, start, phases.leader_of(schedules))
+        return found._replace(name=known.get(phases.phase_names(found), found.name))
 
     return compressor_of(
         Combination(
@@ -85,7 +89,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             split=partial(split_by_rules, matchers),
             check=partial(check_rules, patterns, matchers),
             nested=True,
-            schedule=phases.together(schedules),
+            schedule=schedule,
             owns_momentum=members[0].owns_momentum,
             next_phase=next_phase if any(member.next_phase for member in members) else None,
             # of the whole gradient, clipped before it is split into groups

@@ -10,7 +10,7 @@ import jgc
 from jgc.compress import egc, step_on_nodes
 from jgc.compress.sparse import entropy
 from jgc.compress.sparse.egc import Egc
-from jgc.layout.pack import whole
+from jgc.layout.pack import make_packing, whole
 from jgc.wire import elias_fano
 
 K = 4
@@ -228,6 +228,14 @@ def test_equal_values_send_one():
     aggregated, _, info = step(jax.random.key(0), ones, method.init(jax.random.key(0), PARAMS, nodes))
     assert np.flatnonzero(vector(aggregated)).tolist() == [0, 1000]  # ties to the first
     assert np.all(info.elements_sent == 2) and np.all(info.overflow == 0)
+
+
+def test_min_values_above_the_layers_size_means_all():
+    method, nodes = egc(**PLAIN, min_values=2**31), jgc.make_nodes(K, jax.devices()[:1])
+    layers = make_packing(PARAMS).layers
+    assert method.wire("entropy", PARAMS, nodes) == egc(**PLAIN, min_values=5000).wire("entropy", PARAMS, nodes)
+    most = tuple(layer.size for layer in layers)
+    assert tuple(entropy.wanted(jnp.ones(len(layers)), layers, 1024.0, most, 2**31)) == most
 
 
 @pytest.mark.parametrize("settings, message", [

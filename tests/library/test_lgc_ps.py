@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,12 @@ from contract import same_bits
 from lgc_helpers import MU, NO_CODE, PARAMS, SHORT, K, nodes_of
 
 import jgc
-from jgc.compress import lgc_ps
+from jgc.compress import LgcPs, lgc_ps
+from jgc.compress.lgc.normalise import innovations_by_layer, select_layers
+from jgc.layout.pack import make_packing
+from jgc.selection.selector import Selector
 from jgc.types import State
+from jgc.wire.values import ValueCode
 
 
 @functools.cache
@@ -217,6 +222,39 @@ def test_without_a_code_values_come_from_signs_means_and_innovations():
     cosine = np.vdot(got[positions], true) / np.linalg.norm(got) / np.linalg.norm(true)
     assert cosine == pytest.approx(float(figures["without_code_cosine"]), rel=1e-4)
     np.testing.assert_allclose(np.mean(after.local.memory, 0) + got, v.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("code_dtype", get_args(ValueCode))
+def test_the_code_may_have_every_value_code(code_dtype):
+    grads, settings = _gradients(), {"code_dtype": code_dtype}
+    mean, after, _ = _step("compressed", **settings)(jax.random.key(0), grads, _first_state())
+    np.testing.assert_allclose(np.mean(after.local.memory, 0) + _flat(mean), _flat(grads).mean(0), atol=1e-4)
+    code = lgc_ps(**SHORT, **settings).wire("compressed", PARAMS, nodes_of())
+    assert any(message.field == "code" for message in code.logical)
+
+
+def test_a_growing_residual_is_refused():
+    with pytest.raises(ValueError, match='fold_signs must be True with feedback "exact" and innovation=0'):
+        lgc_ps(fold_signs=False, innovation=0.0)
+    lgc_ps(fold_signs=False, innovation=0.0, feedback="paper")
+
+
+def test_innovations_are_the_share_of_the_selected_values():
+    layers = make_packing({"w": jnp.zeros(100)}).layers
+    selection = select_layers(Selector(1.0), layers)
+    assert [innovations_by_layer(LgcPs(innovation=x), selection) for x in (0.29, 0.57, 0.005)] == [
+        (29,), (57,), (0,)]  # fmt: skip
+
+
+@pytest.mark.parametrize("spread", [1e-25, 1e13])
+def test_a_node_far_above_the_leaders_scale_spoils_no_autoencoder(spread):
+    """The leader is far smaller in one layer, or a different node larger in all."""
+    grads = _gradients()
+    for name in ["b"] if spread < 1 else PARAMS:
+        grads[name][0 if spread < 1 else 1] *= np.float32(spread)
+    _, after, info = _step("top-k")(jax.random.key(0), grads, _first_state())
+    assert np.all(info.finite)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.shared))
 
 
 @pytest.mark.parametrize("setting", ["fold_signs", "send_means"])

@@ -142,6 +142,30 @@ def test_fixed_point_overflow_stays_in_residual():
     np.testing.assert_allclose(kept + sent, came_in, rtol=1e-5, atol=1e-2)
 
 
+@pytest.mark.parametrize("ratio", [1e-3, 1e-6, 1e-25])
+def test_a_layer_far_smaller_on_the_leader_spoils_no_other_layer(ratio):
+    """Its values, in the leader's scales, must not enter the code of the layers next to it."""
+    nodes, settings = nodes_of("emulated"), {"autoencoder_steps": 1}
+    key = next(k for k in map(jax.random.key, range(99)) if draw_leader(k, nodes) == 0)
+    grads = _gradients(0, nodes)
+    state = jax.jit(lambda key: lgc_ring(**SHORT).init(key, PARAMS, nodes))(jax.random.key(0))
+    even, _, _ = _step("compressed", "emulated", **settings)(key, grads, state)
+    grads["b"] = grads["b"].at[0].multiply(ratio)
+    mean, after, info = _step("compressed", "emulated", **settings)(key, grads, state)
+    assert np.all(info.finite) and np.all(np.isfinite(after.local.memory))
+    for name in ("a", "bias"):
+        assert np.max(np.abs(mean[name])) < 30 * np.max(np.abs(even[name]))
+    _, trained, _ = _step("top-k", "emulated", **settings)(key, grads, state)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(trained.shared))
+
+
+def test_too_many_nodes_for_int16_are_named_at_once():
+    nodes = jgc.make_nodes(64, jax.devices()[:1])
+    message = "code_dtype='int16' leaves each of 64 nodes codes up to 1.996 times a layer's scale, and needs 2"
+    with pytest.raises(ValueError, match=message):
+        lgc_ring(code_dtype="int16").init(jax.random.key(0), PARAMS, nodes)
+
+
 @pytest.mark.parametrize("name, value", [("algorithm", "tree"), ("decoder", "relu"), ("code_dtype", "int8")])
 def test_a_wrong_setting_is_named(name, value):
     with pytest.raises(ValueError, match=f"{name} must be one of .*{value}"):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from contract import nodes_of, same_bits, some_by_default
 
@@ -126,6 +127,39 @@ def test_logical_bytes_add_up_over_groups():
         for direction in ("up", "down"):
             assert totals.pop((role, direction, "dense")) == 12 * 4
     assert totals == {m[:3]: m.bytes for m in alone.logical}
+
+
+CYCLES = {
+    "gradiveq": (jgc.compress.gradiveq, {"warmup_steps": 1, "sampling_steps": 2, "compressed_steps": 2}),
+    "powersgd": (jgc.compress.powersgd, {"alternate": True, "warmup_steps": 1}),
+}
+
+
+@pytest.mark.parametrize("warmup", [2, 3])
+@pytest.mark.parametrize("name", CYCLES)
+def test_the_bytes_of_found_phases_have_their_names(name, warmup):
+    method, settings = CYCLES[name]
+    params = {"conv": jnp.zeros((3, 3, 2, 4)), "head": jnp.zeros((20, 5))}
+    compressor = per_layer([("^head", topk(alpha=0.05, warmup_steps=warmup))], default=method(**settings))
+    nodes = nodes_of("1 device")
+    sizes = jgc.bytes_per_step(compressor, params, nodes)
+    init, step = jgc.make_step(lambda p, x: sum(jnp.mean((w - x) ** 2) for w in jax.tree.leaves(p)), compressor,
+                               optax.sgd(0.1), nodes)  # fmt: skip
+    state = init(jax.random.key(0), params)
+    for i in range(8):
+        state, _ = step(state, np.random.default_rng(i).normal(size=(8, 1)).astype(np.float32))
+        wire = compressor.wire(state.phase.value, params, nodes)
+        sent = sum(message.bytes for message in wire.logical if message.direction == "up" and message.role == "worker")
+        assert sizes[state.phase.name].node == sent
+
+
+def test_lgc_without_layers_sends_nothing():
+    for led in (jgc.compress.lgc_ps, jgc.compress.lgc_ring):
+        compressor = per_layer([(".", dense())], default=led(momentum_correction=False))
+        for phase in ("top-k", "compressed"):
+            wire = compressor.wire(("dense", phase), PARAMS, nodes_of("1 device"))
+            assert {message.field for message in wire.logical} == {"dense"} and not wire.once
+        _run(compressor, _gradients(), steps=1, phase=2)
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_that_lists_the_paths():

@@ -35,8 +35,9 @@ def test_gradients_of_float64_are_exchanged_in_float32_with_a_warning(sixty_four
         init(jax.random.key(0), {"w": jnp.zeros(2, jnp.float64)})
 
 
-CASES = [*((name, {}) for name in METHODS), ("learned_topk", LEARNED)]
-BY_DEFAULT = [*((name, {}) for name in ("powersgd", "qsgd", "topk")), ("learned_topk", LEARNED)]
+LGC = [("lgc_ring", jgc.compress.RING_PAPER_RECIPE), ("lgc_ps", {"positions": "leader", "code_dtype": "8bit"})]
+CASES = [*((name, {}) for name in METHODS), ("learned_topk", LEARNED), *LGC]
+BY_DEFAULT = [*((name, {}) for name in ("powersgd", "qsgd", "topk")), ("learned_topk", LEARNED), *LGC]
 
 
 @pytest.mark.parametrize(("name", "settings"), some_by_default(CASES, BY_DEFAULT), ids=str)

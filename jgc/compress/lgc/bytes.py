@@ -1,5 +1,7 @@
 """Logical messages of each role in both LGC variants, from static sizes; symbols as in `server`."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -24,7 +26,8 @@ def server(config: LgcPs, phase: str, selection: Selection, nodes: Nodes) -> tup
     means = {"means": 4.0 * len(selection.counts)}
     if config.send_means:
         of_node |= means
-    written = jax.eval_shape(lambda: write_code(config, jnp.zeros((ae.code_size(selection.mu), 1))))
+    values = jax.ShapeDtypeStruct((ae.code_size(selection.mu), 1), jnp.float32)
+    written = jax.eval_shape(partial(write_code, config), values)
     code = sizes_of(written)
     mean = {"values": 4.0 * selection.mu}  # the aggregate, to all nodes
     # for its residual a worker decodes its message, and needs the code and the leader's scales

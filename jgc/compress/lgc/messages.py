@@ -21,7 +21,8 @@ from jgc.types import Array, Nodes, PyTree
 from jgc.wire import elias_fano
 from jgc.wire.values import decode_values, encode_values
 
-_FIELDS = {"values": "code", "scales": "code scales"}  # of the code's payload
+# of the code's payload
+_FIELDS = {"values": "code", "scales": "code scales", "group_scales": "code group scales"}
 
 
 class ServerInbox(NamedTuple):
@@ -43,7 +44,7 @@ def receive(
     header = header_of(config, x, positions, selection)
     view = view_of(config, x, header, selection)
     # equation (3), on the leader's device: encode once per device, not once per emulated node
-    z = comm.on_leaders_device(to_z(x, view, selection), leader, nodes)
+    z = comm.on_leaders_device(to_z(config, x, view, selection), leader, nodes)
     code = write_code(config, ae.encode(encoder, z))
     if config.positions == "leader":
         common = comm.broadcast_dict({**header, **code}, leader, nodes)
@@ -111,7 +112,7 @@ def decode(config: LgcPs, weights: ae.Weights, inbox: ServerInbox, selection: Se
         return _without_code(inbox, selection)
 
     def of_node(decoder, view, picked, values):
-        innovation = normalise.innovation_vector(view, picked, values, selection)
+        innovation = normalise.innovation_vector(config, view, picked, values, selection)
         x = from_z(ae.decode(decoder, inbox.code, innovation), view, selection)
         return replaced(x, picked, values) if config.overwrite else x
 
@@ -155,7 +156,9 @@ def figures(
     true = jnp.where(used, comm.pmean(v, nodes, "diagnose"), 0.0)
     positions = inbox.positions[comm.node_index(nodes)]
     exact = comm.all_gather(v[positions], nodes, "diagnose")  # [K, mu]
-    best = exact if config.positions == "own" else _ceiling(exact[leader], leader, inbox, selection)
+    best = exact
+    if config.positions == "leader":
+        best = _ceiling(config, exact[leader], leader, inbox, selection)
     aggregate, ceiling, trivial, without_code = (average(inbox, x, v.size) for x in (
         decode(config, weights, inbox, selection), best, _by_signs(inbox, selection),
         _without_code(inbox, selection)))  # fmt: skip
@@ -171,14 +174,16 @@ def figures(
     }
 
 
-def _ceiling(exact: Array, leader: Array, inbox: ServerInbox, selection: Selection) -> Array:
+def _ceiling(
+    config: LgcPs, exact: Array, leader: Array, inbox: ServerInbox, selection: Selection
+) -> Array:
     """The reconstruction from the leader's exact values f32[mu] instead of its code, f32[K, mu].
 
     A node's deviation from its layer mean is assumed to be the leader's, times the ratio of the two
     means clipped to [0, 1]. This was the most accurate of the simple rules tried.
     """
     of_leader = jax.tree.map(lambda x: x[leader], inbox.views)
-    z = to_z(exact, of_leader, selection)
+    z = to_z(config, exact, of_leader, selection)
     has_mean = of_leader.means > 0  # False if means are not sent
     ratio = inbox.views.means / jnp.where(has_mean, of_leader.means, 1.0)
     follows = jnp.where(has_mean, jnp.clip(ratio, 0.0, 1.0), 1.0)

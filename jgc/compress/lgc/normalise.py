@@ -16,6 +16,8 @@ from jgc.selection.selector import Selector, layer_means
 from jgc.selection.top_k import largest_in_ranges
 from jgc.types import Array
 
+LARGEST = 16.0  # of z; a node's largest value is seldom above 8 times the mean of those selected
+
 
 class Selection(NamedTuple):
     """The layers, and how values of each are selected. Static."""
@@ -45,7 +47,8 @@ def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]
     """How many innovations a node sends of each layer: the share `innovation` of its selected
     values, at least one (Algorithm 1); over all layers together one number, rounded down."""
     if config.innovation_by != "layer":
-        return (int(config.innovation * selection.mu),)
+        # 0.29 * 100 is a little less than 29
+        return (int(config.innovation * selection.mu + 1e-9),)
     if not config.innovation:
         return (0,) * len(selection.counts)
     return Selector(config.innovation).counts(_selected(selection))
@@ -72,10 +75,14 @@ def means_of(config: Lgc, x: Array, signs: Array, selection: Selection) -> Array
     return layer_means(signs * x, selection.counts)
 
 
-def to_z(x: Array, view: View, selection: Selection) -> Array:
-    """Values f32[mu] to z f32[m]. A layer of scale 0 is not scaled."""
+def to_z(config: Lgc, x: Array, view: View, selection: Selection) -> Array:
+    """Values f32[mu] to z f32[m], in [-16, 16] if they are scaled. A layer of scale 0 is not."""
     scales = jnp.where(view.scales > 0, view.scales, 1.0)
     z = (view.signs * x - view.means[selection.ids]) / scales[selection.ids]
+    if config.scale == "layer":
+        # The scales may be a different node's, and many times too small: convolutions would spread
+        # such values over the other layers, and squares overflow. The residual keeps what is cut.
+        z = jnp.clip(z, -LARGEST, LARGEST)
     return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
 
 
@@ -106,7 +113,7 @@ def server_views(
         scales = jnp.broadcast_to(scales[leader], scales.shape)
     means = jax.vmap(lambda x, s: means_of(config, x, s, selection))(x, signs)
     views = View(signs, means, scales)
-    return views, jax.vmap(lambda x, view: to_z(x, view, selection))(x, views)
+    return views, jax.vmap(lambda x, view: to_z(config, x, view, selection))(x, views)
 
 
 def header_of(config: Lgc, x: Array, positions: Array, selection: Selection) -> dict[str, Array]:
@@ -134,7 +141,10 @@ def view_of(config: Lgc, x: Array, header: dict[str, Array], selection: Selectio
     return View(signs, means_of(config, x, signs, selection), scales)
 
 
-def innovation_vector(view: View, picked: Array, values: Array, selection: Selection) -> Array:
+def innovation_vector(
+    config: Lgc, view: View, picked: Array, values: Array, selection: Selection
+) -> Array:
     """The decoder's innovation input: z where values were sent, zero elsewhere, f32[m]."""
-    z = to_z(replaced(jnp.zeros((selection.mu,), jnp.float32), picked, values), view, selection)
+    x = replaced(jnp.zeros((selection.mu,), jnp.float32), picked, values)
+    z = to_z(config, x, view, selection)
     return replaced(jnp.zeros((ae.padded(selection.mu),), jnp.float32), picked, z[picked])

@@ -50,7 +50,7 @@ def lgc(
         return Shared(ae.Trained(weights, variant.optimiser.init(weights)), jnp.int32(0)), ()
 
     def step(phase, key, v, state, layers, nodes):
-        if phase == phases.DENSE:  # equation (14)
+        if phase == phases.DENSE or not layers:  # equation (14)
             result = dense_step(v, state, nodes)
         else:
             send = variant.top_k if phase == TOP_K else variant.compressed
@@ -58,15 +58,18 @@ def lgc(
         return result._replace(shared=result.shared._replace(step=state.shared.step + 1))
 
     def figures(phase, key, v, g, step, state, layers, nodes):
+        if phase == phases.DENSE or not layers:
+            return {}
         selection = select_layers(selector, layers)
         if phase == COMPRESSED:
             return variant.figures(v, g, key, state.shared, selection, nodes)
-        if phase == phases.DENSE:
-            return {}
         return variant.training_figures(v, key, state.shared, selection, nodes)
 
     def of_layers(fn):
-        return lambda phase, layers, nodes: fn(phase, select_layers(selector, layers), nodes)
+        def messages(phase, layers, nodes):
+            return fn(phase, select_layers(selector, layers), nodes) if layers else ()
+
+        return messages
 
     schedule = phases.in_sequence(
         (phases.DENSE, config.warmup_steps), (TOP_K, config.autoencoder_steps), (COMPRESSED, 0))

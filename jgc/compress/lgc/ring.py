@@ -53,12 +53,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RING_PAPER_RECIPE", "LgcRing", "lgc_ring"]
 
+MOST = 2.0**15  # of a node's layer mean, in units of the leader's scale
+
 
 def lgc_ring(config: LgcRing | None = None, **overrides) -> Compressor:
     """Learned gradient compression, ring-allreduce variant.
 
     Raises:
-      ValueError: a setting outside its range, or settings that do not fit together.
+      ValueError: a setting outside its range, or settings that do not fit together; in `init`,
+        too many nodes for `code_dtype`.
 
     Example:
       >>> schedule = lgc_ring(warmup_steps=10, autoencoder_steps=20).schedule
@@ -107,6 +110,7 @@ class Ring(NamedTuple):
         return self.config.decoder == "linear"
 
     def weights(self, key: Key, selection: Selection, nodes: Nodes) -> ae.Pair:
+        _check_nodes(self.config, nodes)
         return ae.init_pair(key, selection.mu, self.linear)
 
     def top_k(self, v: Array, key: Key, shared: Shared, selection: Selection, nodes: Nodes) -> Step:
@@ -139,11 +143,7 @@ class Ring(NamedTuple):
     ) -> Coded:
         """Broadcast the leader's header; average codes and layer means of all nodes; decode."""
         config = self.config
-        most = largest_summand("int16", nodes.count) / units("int16")
-        if config.code_dtype == "int16" and most < 2:
-            raise ValueError(
-                f"code_dtype='int16' leaves each of {nodes.count} nodes codes up to {most:.2g} "
-                "times a layer's scale: use code_dtype='int32'")
+        _check_nodes(config, nodes)
         header = self.header(v, draw_leader(key, nodes), selection, nodes)
         encode = partial(self.encode, selection, nodes.count)
         decode = partial(self.decode, selection)
@@ -159,7 +159,7 @@ class Ring(NamedTuple):
         """Broadcast the leader's positions, signs and scales."""
         config, positions = self.config, selection.selector.positions(v, selection.layers)
         header = normalise.header_of(config, v[positions], positions, selection)
-        scales = jnp.ones((len(selection.layers),))
+        scales = jnp.ones((len(selection.layers),), jnp.float32)
         if config.scale == "layer":  # the unit of all nodes' means
             header["scales"] = normalise.scales_of(config, v[positions], selection)
         header = comm.broadcast_dict(header, leader, nodes)
@@ -173,15 +173,18 @@ class Ring(NamedTuple):
         """A node's message from its values x f32[mu]: code, equation (17), and means, in fixed
         point."""
         encoder, header = known
-        dtype, scales = self.config.code_dtype, header.scales
+        config, scales = self.config, header.scales
+        dtype = config.code_dtype
         # means over the leader's scales, 0 if a scale is 0; empty if means are not sent
-        shares = jnp.zeros((0,))
-        if self.config.send_means:
+        shares = jnp.zeros((0,), jnp.float32)
+        if config.send_means:
             means = layer_means(header.signs * x, selection.counts)
             shares = jnp.where(scales > 0, means / jnp.where(scales > 0, scales, 1.0), 0.0)
+            if config.scale == "layer":  # also bounds floats; integers are narrower
+                shares = jnp.clip(shares, -MOST, MOST)
         # rounded, as all nodes will read them
         read = to_fixed(shares, dtype, nodes).astype(jnp.float32) / units(dtype)
-        z = to_z(x, View(header.signs, self.means(read, scales), scales), selection)
+        z = to_z(config, x, View(header.signs, self.means(read, scales), scales), selection)
         return to_fixed(jnp.concatenate([ae.encode(encoder, z).reshape(-1), shares]), dtype, nodes)
 
     def decode(self, selection: Selection, known: tuple[Any, Header], message: Array) -> Array:
@@ -231,6 +234,15 @@ class Ring(NamedTuple):
             "positions": coded.positions,
             "positions_n": jnp.int32(v.size),
         }
+
+
+def _check_nodes(config: LgcRing, nodes: Nodes) -> None:
+    """Raise ValueError if the sum of so many nodes' codes leaves too few integers for each."""
+    most = largest_summand("int16", nodes.count) / units("int16")
+    if config.code_dtype == "int16" and most < 2:
+        raise ValueError(
+            f"code_dtype='int16' leaves each of {nodes.count} nodes codes up to {most:.4g} times a "
+            "layer's scale, and needs 2: use code_dtype='int32'")
 
 
 METHOD = Entry(

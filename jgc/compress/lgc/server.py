@@ -17,7 +17,8 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
   1. Five strided deconvolutions (Table II) multiply by 32, the encoder (Table I) divides by 16: the
      first deconvolution has stride 1, and inputs are padded to a multiple of 16.
   2. The autoencoder's input is normalised: multiplied by signs, less the node's mean per layer,
-     divided by a scale per layer. Signs (one bit per value), scales and means are sent; with the
+     divided by a scale per layer, clipped to 16 of them, which the largest values of a node seldom
+     reach (7 in a small network). Signs (one bit per value), scales and means are sent; with the
      leader's positions, signs and scales are the leader's, too. On values in index order and
      unscaled, the paper's autoencoder does not learn to reconstruct (`fold_signs`, `send_means`,
      `scale`).

@@ -51,7 +51,8 @@ class LgcPs(Lgc):
     positions="leader" and "fixed", what has no gradient on node 0 is never sent: only for nodes
     with similar data"""
     innovation: float = 0.1
-    """share of the selected values that every node sends exactly, in [0, 1]"""
+    """share of the selected values that every node sends exactly, in [0, 1]; below 1 / innovation
+    selected values, none"""
     innovation_by: Literal["error", "magnitude", "layer"] = "error"
     """error: those with the largest error of signs and means, over all layers together; magnitude:
     the largest; layer: the largest of each layer, at least one, as in the paper"""
@@ -130,6 +131,11 @@ def check(config: LgcPs) -> None:
             f"lambda_similarity must be finite, 0 or positive, got {config.lambda_similarity}")
     if config.innovation == 0:
         check_idle(config, "with innovation=0", "innovation_by", "overwrite")
+        if config.feedback == "exact" and not config.fold_signs:
+            raise ValueError(
+                'fold_signs must be True with feedback "exact" and innovation=0: else the decoding '
+                "error exceeds the values, and the residual grows without bound; use feedback "
+                '"paper"')
     if config.code_dtype != "none":
         return
     if not (config.fold_signs and config.send_means):

@@ -98,8 +98,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     """Average coefficients of f32[n] in learned bases by an all-reduce; gather top-k of the rest.
 
     Raises:
-      ValueError: a setting outside its range; at the first compressed step, too many nodes for
-        `code_dtype`.
+      ValueError: a setting outside its range; in `init`, too many nodes for `code_dtype`.
 
     Example:
       >>> [phase.name for phase in klt(share=0.05, warmup_steps=100).schedule]
@@ -113,6 +112,7 @@ def klt(config: Klt | None = None, **overrides) -> Compressor:
     smooths = config.momentum_correction and config.momentum_at_once
 
     def init(key, layers, nodes):
+        _largest(config, nodes)
         kept = jnp.arange(_count(config, layers), dtype=jnp.int32)
         velocity = jnp.zeros((values_of(layers) if smooths else 0,), jnp.float32)
         moments, bases = klt_bases.nothing_learned(layers, config.max_mode)
@@ -186,6 +186,9 @@ def _check(config: Klt) -> None:
     for name, least in (("warmup_steps", 1), ("refresh", 0), ("max_mode", 1)):
         if getattr(config, name) < least:
             raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
+    if config.refresh >= 2**31:
+        raise ValueError(
+            f"refresh must be below 2**31, or 0 to keep the first bases, got {config.refresh}")
 
 
 # --- coefficients ---------------------------------------------------------------------------------
@@ -203,11 +206,7 @@ def _common(
     """The common part as f32[n]: the mean of all nodes' coefficients at the positions `kept`,
     decoded, and this node's, decoded."""
     coefficients = comm.one_by_one(partial(rotate, layers), learned.bases, v)[learned.kept]
-    largest = largest_summand(config.code_dtype, nodes.count)
-    if largest < LEVELS:
-        raise ValueError(
-            f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to "
-            f"{largest:.0f}, too coarse below {LEVELS}; use a wider one")
+    largest = _largest(config, nodes)
     step = _steps(coefficients, learned.groups, largest, nodes)
     codes = jnp.clip(jnp.round(coefficients / step), -largest, largest)
     total = comm.psum(codes.astype(config.code_dtype), nodes, "coefficients").astype(jnp.float32)
@@ -217,6 +216,16 @@ def _common(
         return comm.one_by_one(partial(rotate, layers, back=True), learned.bases, spread)
 
     return gradients(total * step / nodes.count), gradients(codes * step)
+
+
+def _largest(config: Klt, nodes: Nodes) -> float:
+    """The largest integer that each node may send. ValueError if it is too small."""
+    largest = largest_summand(config.code_dtype, nodes.count)
+    if largest < LEVELS:
+        raise ValueError(
+            f"code_dtype {config.code_dtype} leaves a node of {nodes.count} the integers up to "
+            f"{largest:.0f}, too coarse below {LEVELS}; use a wider one")
+    return largest
 
 
 def _steps(coefficients: Array, groups: Array, largest: float, nodes: Nodes) -> Array:

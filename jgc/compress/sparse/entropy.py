@@ -16,6 +16,7 @@ import numpy as np
 
 from jgc.layout.devices import not_finite
 from jgc.layout.pack import Layers, layer_ids
+from jgc.layout.vector import MOST_VALUES
 from jgc.types import Array
 from jgc.wire.sums import range_maxima
 
@@ -62,8 +63,9 @@ def wanted(
     """How many values each layer's entropy H f32[layers] asks for with K = `ratio`, i32[layers]: at
     least `min_values`, at most its slots; 0 if H is NaN."""
     sizes, most = np.array([layer.size for layer in layers], np.float32), np.array(slots, np.int32)
+    least = np.minimum(min(min_values, MOST_VALUES), most)
     count = jnp.round(jnp.nan_to_num(bits) / ratio * sizes).astype(jnp.int32)
-    return jnp.where(jnp.isnan(bits), 0, jnp.clip(count, np.minimum(min_values, most), most))
+    return jnp.where(jnp.isnan(bits), 0, jnp.clip(count, least, most))
 
 
 def ranks(magnitudes: Array, counts: tuple[int, ...]) -> Array:
