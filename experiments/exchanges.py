@@ -63,6 +63,8 @@ class Exchanges:
                 raise UserError(f"--{name} must be at least {least}, got {' '.join(map(str, values)) or 'none'}")
         if not self.common or not all(0 <= share <= 1 for share in self.common):
             raise UserError(f"--common must be shares from 0 to 1, got {' '.join(map(str, self.common)) or 'none'}")
+        if not self.methods:
+            raise UserError("--methods must name at least one method")
         for method in self.methods:
             with values_of_the_user():
                 compressors_of(method)

@@ -134,7 +134,8 @@ def of_run(config: Config, source: Source) -> float:
     """Mean seconds a step of a run of train.py."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        run(dataclasses.replace(config, run_dir=str(run_dir)), console=Console(quiet=True), source=source)
+        if run(dataclasses.replace(config, run_dir=str(run_dir)), console=Console(quiet=True), source=source):
+            raise KeyboardInterrupt  # which train.py ends with a code and a saved checkpoint
         return float(np.mean([line["seconds"] for line in read(run_dir / METRICS)[FIRST:]]))
 
 

@@ -22,6 +22,7 @@ from jgc.layout.pack import make_packing, pack, unpack
 from jgc.loops.buffers import copied
 from jgc.nodes.placing import place
 from jgc.training.errors import NonFinite, UserError, say
+from jgc.training.run.folder import read_object, write_json
 from jgc.training.run.periodic import batches
 from jgc.training.run.setup import Setup, build
 from jgc.training.settings.config import Config, DataConfig, as_json, check, resolve
@@ -80,12 +81,12 @@ def record(
     config, setup, settings = uncompressed_run(workload, nodes, seed, start, steps, data_dir)
     about = {"start": start, "config": settings}
     if (run_dir / ABOUT).exists():
-        if json.loads((run_dir / ABOUT).read_text()) != json.loads(json.dumps(about)):
+        if read_object(run_dir / ABOUT) != json.loads(json.dumps(about)):
             raise UserError(f"{run_dir} holds a recording of something else: give a new --run-dir or remove it")
     else:
         run_dir.mkdir(parents=True, exist_ok=True)
         _run(config, setup, start, run_dir / GRADIENTS)
-        (run_dir / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+        write_json(run_dir / ABOUT, about)
     title = f"{workload}, {nodes} nodes, steps {start} to {start + steps - 1} of an uncompressed run"
     return Recording(title, setup.parts.nodes, setup.state.params, np.load(run_dir / GRADIENTS, mmap_mode="r"))
 

@@ -21,6 +21,7 @@ from typing import Any
 from jgc.lab.report.runs import read_run
 from jgc.training.output.metrics import Line
 from jgc.training.run.folder import METRICS, SUMMARY
+from jgc.training.settings import cli
 
 EVERY = 10
 AVERAGED = "loss", "train_accuracy"  # what pictures draw as moving means
@@ -73,5 +74,4 @@ def thin(folder: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("error: name a run's folder")
-    for name in sys.argv[1:]:
-        thin(Path(name))
+    sys.exit(cli.exit_code_of(lambda: [thin(Path(name)) for name in sys.argv[1:]] and 0))

@@ -1,6 +1,7 @@
 """`python -m experiments rounds`."""
 
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -132,6 +133,12 @@ class Rounds:
             )
         if not 0 <= self.step_seconds < 60 or not all(0 <= x <= 1000 for x in self.delays_ms):
             raise UserError("--step-seconds must be in [0, 60), --delays-ms in [0, 1000]")
+        if self.outer_rate is not None and not 0 < self.outer_rate < math.inf:
+            raise UserError(f"--outer-rate must be finite and above 0, got {self.outer_rate:g}")
+        if self.outer_momentum is not None and not 0 <= self.outer_momentum < 1:
+            raise UserError(f"--outer-momentum must be in [0, 1), got {self.outer_momentum:g}")
+        if self.part == "page" and not self.run_dir.is_dir():
+            raise UserError(f"--run-dir {self.run_dir} is no folder: there is nothing to show")
         if self.part != "chart":
             refuse_given(self, OF_CHART, f"does nothing with --part {self.part}")
         if self.part != "newcomer":
@@ -146,7 +153,11 @@ class Rounds:
     def _runs(self) -> bool:
         """Run the cells that lack; False if they were only printed."""
         if self.part == "chart":
-            return self._some(list(self.cells()))
+            cells = list(self.cells())
+            if not cells:
+                raise UserError("these options name no run: --methods, --every and the like need values that go with "
+                                "--via")
+            return self._some(cells)
         like = self._cell(BUCKET, "qsgd", "10mbit", 0.0, 10, 0, seeds_of(self.seeds)[0])
         if not self._some(overlap.searched(like)):
             return False

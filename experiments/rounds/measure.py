@@ -18,9 +18,9 @@ from experiments.rounds.cells import (
 from experiments.rounds.figures import measured_of
 from experiments.rounds.links import LEAST_BURST, links
 from jgc.lab.bench.network.namespaces import UNLIMITED, remove_leftovers, set_rate, why_not
-from jgc.lab.bench.network.stopping import stoppable
 from jgc.lab.bench.network.workers import ask, scratch, workers
 from jgc.lab.shared.progress import count
+from jgc.lab.shared.stopping import stoppable
 from jgc.training.errors import FAILED, UserError, say
 
 AHEAD = 0.5  # seconds from the request for a run to its first step

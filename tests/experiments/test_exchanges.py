@@ -38,6 +38,8 @@ def test_page_has_a_row_for_each_case(capsys):
 @pytest.mark.parametrize("options, words", [
     (["--methods", "topk"], "exchanges of codes are settings of cast, "),
     (["--methods", "terngrad"], "scaler_sharing must be False with exchange 'ring', got True"),
+    (["--methods"], "--methods must name at least one method"),
+    (["--output", "."], "--output must be a Markdown file, got '.', a folder"),
     (["--nodes", "1"], "--nodes must be at least 2, got 1"),
     (["--draws", "0"], "--draws must be at least 1, got 0"),
     (["--common", "2"], "--common must be shares from 0 to 1, got 2"),

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from experiments import loop
 from experiments.commands import main
 from experiments.loop import FIRST, Seconds, markdown
 from jgc.compress import Dense
@@ -31,6 +32,12 @@ def test_page_has_the_ratio_of_each_round():
 def test_mistakes_are_one_line(words, message, capsys):
     assert main(["loop", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_benchmark(monkeypatch):
+    monkeypatch.setattr(loop, "run", lambda *args, **named: 130)  # train.py returns a code
+    with pytest.raises(KeyboardInterrupt):
+        loop.of_run(resolve(Config(Dense(), steps=2)), None)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from jgc.lab.bench.network.namespaces import (
 )
 from jgc.lab.bench.network.plan import plan_of
 from jgc.lab.bench.network.rounds import _lacking
-from jgc.lab.bench.network.stopping import go_on, stoppable
+from jgc.lab.shared.stopping import go_on, stoppable
 from jgc.nodes.axis import on_nodes
 from jgc.nodes.layouts import NODE, from_mesh, make_nodes
 from jgc.nodes.placement import LOCAL, SHARED

@@ -124,6 +124,7 @@ def test_minutes_end_it(faked, tmp_path):
         (["--processes", "3"], "--processes must be 1, 2 or 4, for 4 nodes, got 3"),
         (["--minutes", "1", "--count", "1"], "give one of them"),
         (["--minutes", "0"], "--minutes must be above 0, got 0.0"),
+        (["--rounds", "--minutes", "0"], "--seconds or --minutes must be above 0, got 0"),
         (["--minutes", "nan"], "--minutes must be above 0, got nan"),
         (["--limit", "nan"], "must be at least 10, got nan"),
         (["--count", "0"], "--count must be at least 1, got 0"),

@@ -188,7 +188,7 @@ def test_of_twins_one_may_stop_with_a_line(run, ended, kinds, monkeypatch):
 def _results():
     results = Results(
         {"kill": [Outcome(SURVIVED, "paris"), Outcome(HANG, "oslo did not count again")]}, {"kill": [4.0, 10.0]},
-        600.0, 120, 500, [2e-8, 3e-7], (6400.0, 100.0), (62.8, 1.0), (60.0, 1.0),
+        600.0, 120, 500, [2e-8, 3e-7], (6400.0, 100.0), (62.8, 1.0), (60.0, 1.0), 3,
     )  # fmt: skip
     results.add(RUN, Outcome(SILENT, "conservation"))
     return results
@@ -198,6 +198,7 @@ def test_page():
     page = markdown(PLAN, "a folder", _results())
     for row in (
         "| goodput of nodes that are not hit | 98.1 % |", "| goodput of all nodes, hit or not | 93.8 % |",
+        "10:00 minutes, 120 rounds, 3 faults.",
         "| tokens a node and second without faults | 64.0 of at most 64.0 |",
         "| largest relative error of conservation | 3.0e-07 in 2 accounts |",
         "| kill | 2 | 1 | 0 | 0 | 1 | 0 | 7.0, 10.0 | SIGKILL of a node",
@@ -205,6 +206,36 @@ def test_page():
         "- kill: hang: oslo did not count again", "- the run: silent: conservation",
     ):  # fmt: skip
         assert row in page, page
+
+
+def test_the_page_of_a_run_that_was_stopped_early_has_no_goodput():
+    page = markdown(PLAN, "a folder", Results())
+    assert page.count("| not measured |") == 3 and "0 faults." in page
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_was_measured_before_ctrl_c_is_on_the_page(error, monkeypatch, tmp_path, capsys):
+    class Faulty:
+        number, deadline, names, was_hit = 7, 0.0, ["a"], None
+        audit = SimpleNamespace(rounds=[])
+
+        def __init__(self, *args):
+            pass
+
+        begin = stop = end = __init__
+
+    def faults(run, results, tell):
+        results.begun = 2
+        raise error
+
+    monkeypatch.setattr(campaign, "Run", Faulty)
+    monkeypatch.setattr(campaign, "SHORTEST", 0.0)
+    monkeypatch.setattr(campaign, "_end", lambda *args: None)
+    monkeypatch.setattr(campaign, "_wait_for_rounds", lambda *args: None)
+    monkeypatch.setattr(campaign, "_faults", faults)
+    main(["chaos", "--rounds", "--seconds", "0.1", "--run-dir", str(tmp_path)])
+    assert "7 rounds, 2 faults." in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("bad, code", [(True, 1), (False, 0)])

@@ -1,6 +1,7 @@
 """`jgc rounds`: what it shows of a bucket, a round that a person closes, old objects that go, the demonstration."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -65,6 +66,20 @@ def test_show_has_members_who_is_late_goodput_and_digests(finished, capsys):
     assert "a: counted in 2 of 2 rounds; has left" in said.out and "same parameters" in said.out
 
 
+def test_a_checkpoint_older_than_the_rounds_that_are_shown_is_compared_with_its_list(finished, tmp_path, capsys):
+    folder = tmp_path / "bucket"
+    shutil.copytree(finished, folder)
+    newest, checkpoint, older = (folder / "checkpoint" / f"0000000{i}" for i in (4, 2, 0))
+    newest.unlink()  # the next one is older than the last list
+    code, said = _said(capsys, "show", folder, "--last", 1, "--verify")
+    assert code == 0 and "checkpoint 2 agrees with its list" in said.out
+    checkpoint.write_bytes(older.read_bytes())
+    for last in (1, 5):
+        code, said = _said(capsys, "show", folder, "--last", last, "--verify")
+        assert code == 1 and "checkpoint 2 does NOT agree with its list" in said.out
+        assert "checkpoint/00000002 holds other parameters than the list of round 2 names: delete it" in said.err
+
+
 def test_a_person_closes_a_round_below_its_quorum(tmp_path, capsys):
     run = _join(tmp_path / "bucket", "a", start=2)
     with ThreadPoolExecutor(1) as pool:
@@ -102,7 +117,8 @@ def test_cleaning_leaves_lists_and_what_a_newcomer_needs(tmp_path, capsys):
     (["close", "az://container/run"], "AZURE_STORAGE_ACCOUNT_NAME"),
     (["clean", ".", "--keep", "-1"], "--keep must be at least 0"),
     (["demo", "--nodes", "2"], "--nodes must be from 3 to 9, got 2"),
-    (["demo", "--limit", "0"], "--limit must be positive"),
+    (["demo", "--limit", "0"], "--limit must be above 0 and at most 1e+06, got 0"),
+    (["demo", "--limit", "inf"], "--limit must be above 0 and at most 1e+06, got inf"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(words, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

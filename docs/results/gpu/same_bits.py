@@ -16,6 +16,7 @@ from jgc import compress
 from jgc.compress import step_on_nodes
 from jgc.lab.bench.against_pmean import with_phases
 from jgc.lab.bench.network.methods import settings
+from jgc.training.settings import cli
 
 NODES, CALLS = 8, 20
 SHAPES = {"a": (3, 3, 64, 128), "b": (128,), "c": (1024, 512), "d": (512, 10)}
@@ -46,9 +47,15 @@ def differing_calls(name: str) -> int:
     )
 
 
-if __name__ == "__main__":
-    if "--help" in sys.argv:
-        sys.exit(__doc__)
+def main() -> int:
+    """Print a line for each method."""
     print(jax.devices()[0].device_kind)
     for name in sys.argv[1:] or [*(name for name in compress.METHODS if name != "silent"), *VARIANTS]:
         print(f"{name:28s} {differing_calls(name)} of {CALLS - 1} calls differ from the first", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(__doc__)
+    sys.exit(cli.exit_code_of(main))

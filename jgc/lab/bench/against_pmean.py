@@ -124,10 +124,12 @@ def devices_for(count: int) -> list[jax.Device]:
     Raises:
       UserError: there are fewer devices.
     """
+    if count < 1:
+        raise UserError(f"the number of devices must be at least 1, got {count}")
     with suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices()
-    if not 1 <= count <= len(devices):
+    if count > len(devices):
         raise UserError(f"asked for {count} devices; there are {len(devices)}")
     return devices[:count]
 

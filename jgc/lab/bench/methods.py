@@ -110,6 +110,10 @@ def measure(workload: str, nodes: int, repeats: int, methods: Sequence[str] = ()
       UserError: an unknown method or workload, or a batch that the nodes do not divide.
     """
     configs = [configured(method, workload, nodes, alpha) for method in chosen(methods)]
+    if alpha is not None and not any(hasattr(config.compressor, "alpha") for config in configs):
+        raise UserError(f"--alpha {alpha}: none of {', '.join(names_of(methods))} has it")
+    for config in configs:  # a bad value, before anything is compiled
+        compress.build(config.compressor)
     variables = variables_of(configs[0])
     work: dict[str, Callable[[], Any]] = {}
     phases: list[tuple[str, str, dict[str, str], tuple[float, float]]] = []  # method, phase, names in `work`, bytes up

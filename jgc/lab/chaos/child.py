@@ -5,9 +5,11 @@ closed pipe; JGC_CHAOS_FLIP="STEP DEVICE BIT ARRAY": before that step of the sta
 JGC_CHAOS_KEEP: no checkpoint is deleted; JGC_CHAOS_PROGRAMS: a folder in which compiled programs are kept.
 """
 
+import multiprocessing.connection
 import os
 import signal
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -44,6 +46,7 @@ def child(argv: list[str], output: str, environment: dict[str, str], change: Cal
 
 def prepare(output: str, environment: dict[str, str]) -> None:
     """Set up the process as the module's docstring says, for `cli.main` or any other program of a run."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
@@ -63,6 +66,17 @@ def prepare(output: str, environment: dict[str, str]) -> None:
     if flip := environment.get("JGC_CHAOS_FLIP"):
         step, device, bit, name = flip.split()
         _flip_later(int(step), int(device), int(bit), name)
+
+
+def end_with_parent() -> None:
+    """End this process once the one that started it is gone, also by SIGKILL: nobody would stop it."""
+
+    def wait(sentinel: Any) -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(1)
+
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=wait, args=(parent.sentinel,), daemon=True).start()
 
 
 def _closed_pipe() -> int:

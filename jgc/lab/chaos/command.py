@@ -17,6 +17,7 @@ from jgc.lab.chaos.verdict import KINDS
 from jgc.lab.shared.choices import refuse_given, words
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.progress import clock
+from jgc.lab.shared.stopping import stoppable
 from jgc.lab.shared.tables import table
 from jgc.training.errors import FAILED, UserError, did_you_mean
 
@@ -51,9 +52,10 @@ class Chaos:
     count: int | None = None
     """how often each fault is tried with each method, instead of --minutes"""
     seed: int = 0
-    """the same seed gives the same faults in the same order"""
+    """the same seed gives the same faults in the same order; with --rounds the same order of those for which
+    nodes are free"""
     processes: int = 4
-    """of each run: 1, 2 or 4"""
+    """of each run: 1, 2 or 4; with --rounds from 3 to 8"""
     faults: tuple[str, ...] = ()
     """names, by commas or spaces; all but flips if not given"""
     methods: tuple[str, ...] = ("topk",)
@@ -87,7 +89,8 @@ class Chaos:
             self.run_dir.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="jgc-chaos-", dir=self.run_dir))
         try:
-            campaign.run(plan, folder, findings, lambda text: print(text, flush=True))
+            with stoppable():
+                campaign.run(plan, folder, findings, lambda text: print(text, flush=True))
         except UserError as error:  # a run that nobody disturbed failed: its logs are needed
             raise UserError(f"{error}; its folder is in {folder}", FAILED) from error
         except BaseException:
@@ -108,7 +111,9 @@ class Chaos:
         refuse_given(self, ("count", "methods", "timeout"), "does not go with --rounds")
         if self.minutes is not None and self.seconds is not None:
             raise UserError("--minutes and --seconds both say how long: give one of them")
-        seconds = 60 * (self.minutes or DEFAULT_MINUTES) if self.seconds is None else self.seconds
+        seconds = self.seconds
+        if seconds is None:
+            seconds = 60 * (DEFAULT_MINUTES if self.minutes is None else self.minutes)
         plan = rounds.plan_of(
             words(self.faults), seconds, self.between, self.processes, self.seed, self.limit, self.overlap
         )

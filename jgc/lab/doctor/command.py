@@ -61,7 +61,8 @@ class Doctor:
                     print(lines_of_check, flush=True)  # now: a later check may end all processes
         wrong = sum(lines_of_check.startswith("WRONG") for lines_of_check in lines)
         if wrong:
-            raise UserError(f"{wrong} of {len(lines)} checks failed", FAILED)
+            checked = sum(not lines_of_check.startswith("-") for lines_of_check in lines)
+            raise UserError(f"{wrong} of {checked} checks failed", FAILED)
 
 
 class Check(NamedTuple):

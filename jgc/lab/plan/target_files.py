@@ -30,7 +30,7 @@ def known_of(path: Path) -> Known:
         whole = json.loads(path.read_text())
         rows = [row for target in whole["targets"] for row in target["programs"]] + whole.get("kept", [])
         programs = [_program(row) for row in rows if row.get("key")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no plan of an earlier call: name a new file by --json, or delete it") from error
     return {program.key: program for program in programs}
 

@@ -22,6 +22,7 @@ from jgc.training.run.folder import write_whole
 KILL_AFTER = 4  # rounds; the node that is killed is the last one
 AWAY, MORE = 2, 4  # rounds without it, and rounds after it has come back
 MOST = 9  # nodes
+LONGEST = 1e6  # seconds
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Demo:
         """Run the demonstration."""
         if not 3 <= self.nodes <= MOST:
             raise UserError(f"--nodes must be from 3 to {MOST}, got {self.nodes}")
-        if not self.limit > 0:
-            raise UserError(f"--limit must be positive, got {self.limit:g}")
+        if not 0 < self.limit <= LONGEST:
+            raise UserError(f"--limit must be above 0 and at most {LONGEST:g}, got {self.limit:g}")
         if self.run_dir is not None:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if any(self.run_dir.iterdir()):

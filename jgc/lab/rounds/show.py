@@ -11,8 +11,9 @@ from jgc.lab.rounds.history import History, read_history, senders_in, tokens_sen
 from jgc.lab.rounds.opened import opened_bucket
 from jgc.lab.shared.tables import table
 from jgc.rounds.bucket import Bucket
+from jgc.rounds.lists import RoundList, read_list
 from jgc.rounds.messages import BadObject, secret_of_environment
-from jgc.rounds.names import checkpoint_name, nodes_with
+from jgc.rounds.names import checkpoint_name, close_name, nodes_with
 from jgc.rounds.replay import read_checkpoint
 from jgc.training.errors import FAILED, UserError
 from jgc.training.output.table import size
@@ -57,8 +58,12 @@ class Show:
         if history.lost:
             numbers = " ".join(map(str, history.lost))
             raise UserError(f"the bucket forgets: rounds without a list, and later ones have theirs: {numbers}", FAILED)
-        if found["dissent"] or found.get("checkpoint", {}).get("agrees") is False:
+        if found["dissent"]:
             raise UserError("nodes disagreed on the shared parameters: see the rounds with dissent above", FAILED)
+        if found.get("checkpoint", {}).get("agrees") is False:
+            number = found["checkpoint"]["round"]
+            raise UserError(f"{checkpoint_name(number)} holds other parameters than the list of round {number} names: "
+                            "delete it, and nodes that join start from the checkpoint before it", FAILED)  # fmt: skip
 
 
 def figures(history: History, counted: int, lost: int) -> dict[str, Any]:
@@ -138,14 +143,24 @@ def text(found: dict[str, Any]) -> list[str]:
         agrees = {
             True: "agrees with its list",
             False: "does NOT agree with its list",
-            None: "can be read; the list of that round, which is still open, will name its digest",
+            None: "can be read; its round is still open, or has no list here any more",
         }
         lines.append(f"checkpoint {checkpoint['round']} {agrees[checkpoint['agrees']]}")
     return lines
 
 
+def _list_of(bucket: Bucket, history: History, number: int, secret: bytes | None) -> RoundList | None:
+    """The list of a round, also of one older than the rounds that are shown."""
+    (data,) = bucket.get([close_name(number)])
+    try:
+        return None if data is None else read_list(data, history.run.token, number, secret)
+    except BadObject as error:
+        raise UserError(f"{close_name(number)}: {error}", FAILED) from error
+
+
 def verified(bucket: Bucket, secret: bytes | None, history: History) -> dict[str, Any]:
-    """Whether the newest checkpoint has the digest that the list of its round names; None without a list."""
+    """Whether the newest checkpoint is of its round, and has the digest that the round's list names; None without a
+    list."""
     if not history.checkpoints:
         raise UserError("the bucket forgets: it has run.json, and no checkpoint", FAILED)
     number = history.checkpoints[-1]
@@ -154,6 +169,6 @@ def verified(bucket: Bucket, secret: bytes | None, history: History) -> dict[str
         shared = read_checkpoint(data or b"", history.run.token, secret)
     except BadObject as error:
         raise UserError(f"{checkpoint_name(number)}: {error}", FAILED) from error
-    digests = {x.round: x.theta for x in history.lists}
-    agrees = None if number not in digests else digests[number] == shared.digest
+    closed = _list_of(bucket, history, number, secret)
+    agrees = None if closed is None else (shared.number, shared.digest) == (number, closed.theta)
     return {"round": number, "digest": shared.digest, "agrees": agrees}

@@ -29,6 +29,7 @@ def publish(
     print(text)
     if output is None:
         return
+    check_output(output)
     if draw is not None:
         _make_folder(output)
         picture = output.with_suffix(".png")
@@ -37,6 +38,12 @@ def publish(
         draw(picture)
         text += f"\n![{alt}]({picture.name})\n"
     write_page(output, title, line, text)
+
+
+def check_output(output: Path | None) -> None:
+    """Raise UserError for a path that cannot be a file's."""
+    if output is not None and (not output.name or output.is_dir()):
+        raise UserError(f"--output must be a Markdown file, got {str(output)!r}, a folder")
 
 
 def write_page(output: Path, title: str, line: str, text: str) -> None:

@@ -135,6 +135,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise UserError(f"cannot read the run in {folder}: {error}") from error
     if missing := [name for name in names if name not in summary]:
         raise UserError(f"cannot read the run in {folder}: its {SUMMARY} has no {missing[0]!r}")
+    if not summary["phases"]:
+        raise UserError(f"cannot read the run in {folder}: its {SUMMARY} has no phase")
     return summary
 
 

@@ -58,6 +58,9 @@ def parsed(path: Path) -> Results:
         for part in ("settings", "cells", "methods", "versions"):
             if not isinstance(measured[part], dict):
                 raise TypeError(f"{part} is a {type(measured[part]).__name__}")
+        for name, of_cell in measured["cells"].items():
+            if missing := [x for x in ("hosts", "rate", "method") if x not in of_cell]:
+                raise KeyError(f"{missing[0]!r} of the cell {name!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a file of bench network: {error}") from error
     return measured

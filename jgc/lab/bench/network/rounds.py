@@ -20,10 +20,10 @@ from jgc.lab.bench.network.models import task_named
 from jgc.lab.bench.network.namespaces import HEADERS, UNLIMITED, network, remove_leftovers, set_rate, why_not
 from jgc.lab.bench.network.plan import Plan
 from jgc.lab.bench.network.results import BLOCK, COMPUTATION, Results
-from jgc.lab.bench.network.stopping import stoppable
 from jgc.lab.bench.network.workers import Workers, ask, ask_in_turn, scratch, step, workers
 from jgc.lab.shared.progress import count
 from jgc.lab.shared.rate import bytes_per_second
+from jgc.lab.shared.stopping import stoppable
 from jgc.training.errors import FAILED, UserError, say
 
 ALONE_BLOCK = 2  # consecutive steps alone, as `BLOCK` over the network

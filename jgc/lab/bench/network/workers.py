@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jgc.lab.bench.network.channel import die_with_parent
 from jgc.lab.bench.network.namespaces import Network, address, alive
-from jgc.lab.bench.network.stopping import go_on
+from jgc.lab.shared.stopping import go_on
 from jgc.training.errors import FAILED, UserError
 
 PATIENCE = 1200.0  # seconds to wait for an answer; compiling LGC's last phase on a shared core takes longest

@@ -11,6 +11,7 @@ from jgc.lab.chaos.rounds.node import TOKENS, Settings
 from jgc.lab.chaos.rounds.nodes import Place
 from jgc.lab.chaos.rounds.run import TICK, Hit, NoneFree, Plan, Run
 from jgc.lab.chaos.verdict import HANG, SAID, SURVIVED, Outcome
+from jgc.lab.shared.stopping import go_on
 from jgc.training.errors import FAILED, UserError
 
 RUN = "the run"  # the name under which outcomes stand that belong to no fault
@@ -32,6 +33,7 @@ class Results:
       balances: errors of all accounts, relative to their largest value.
       undisturbed, spared, everyone: see `goodput`: of all nodes without faults, of nodes that are
         not hit, of all nodes with faults.
+      begun: number of faults.
     """
 
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class Results:
     undisturbed: tuple[float, float] = (0.0, 0.0)
     spared: tuple[float, float] = (0.0, 0.0)
     everyone: tuple[float, float] = (0.0, 0.0)
+    begun: int = 0
 
     def add(self, fault: str, outcome: Outcome) -> None:
         """Add an outcome."""
@@ -88,11 +91,13 @@ def run(
         faulty.begin()
         _wait_for_rounds(faulty, FIRST)
         faulty.deadline = time.monotonic() + plan.seconds
-        _faults(faulty, results, tell)
-        results.seconds, results.rounds = time.monotonic() - begun, faulty.number
-        rounds = faulty.audit.rounds[FIRST - 1 :]
-        results.spared = goodput(rounds, faulty.names, faulty.was_hit, most)
-        results.everyone = goodput(rounds, faulty.names, lambda *_: False, most)
+        try:
+            _faults(faulty, results, tell)
+        finally:  # after Ctrl-C, too
+            results.seconds, results.rounds = time.monotonic() - begun, faulty.number
+            rounds = faulty.audit.rounds[FIRST - 1 :]
+            results.spared = goodput(rounds, faulty.names, faulty.was_hit, most)
+            results.everyone = goodput(rounds, faulty.names, lambda *_: False, most)
         _end(faulty, results)
     finally:
         faulty.stop()
@@ -118,6 +123,7 @@ def _wait_for_rounds(run: Run, count: int) -> None:
             wrong = "; ".join(run.audit.wrong) or "nothing is wrong in the bucket"
             text = f"{run.number} of {count} rounds closed: {wrong}; see {run.folder}"
             raise UserError(text, FAILED)
+        go_on()
         time.sleep(TICK)
 
 
@@ -128,13 +134,14 @@ def _faults(run: Run, results: Results, tell: Callable[[str], None]) -> None:
     due = time.monotonic() + min(DELAY, plan.between)
     count, begun = 0, time.monotonic()
     while time.monotonic() < run.deadline or run.hits:
+        go_on()
         now = time.monotonic()
         if due <= now < run.deadline:
             due = now + dice.uniform(0.2, 1.8) * plan.between
             while len(deck) < len(plan.faults):
                 deck.append(next(upcoming))
             count += 1
-            begin_fault(run, deck, Random(f"{plan.seed} {count}"))
+            results.begun += begin_fault(run, deck, Random(f"{plan.seed} {count}"))
         for hit in list(run.hits):
             continue_fault(run, hit, results, tell)
         watch(run, results, tell)
@@ -148,8 +155,8 @@ def _faults(run: Run, results: Results, tell: Callable[[str], None]) -> None:
         time.sleep(TICK)
 
 
-def begin_fault(run: Run, deck: list[str], dice: Random) -> None:
-    """Begin the first fault of the deck for which enough nodes are free."""
+def begin_fault(run: Run, deck: list[str], dice: Random) -> bool:
+    """Begin the first fault of the deck for which enough nodes are free; False if there is none."""
     for fault in dict.fromkeys(deck):
         hit = Hit(run, fault, dice)
         try:
@@ -158,7 +165,8 @@ def begin_fault(run: Run, deck: list[str], dice: Random) -> None:
             continue
         deck.remove(fault)
         run.hits.append(hit)
-        return
+        return True
+    return False
 
 
 def continue_fault(run: Run, hit: Hit, results: Results, tell: Callable[[str], None]) -> None:

@@ -15,6 +15,7 @@ from jgc.lab.chaos.rounds.nodes import NAMES, Place
 from jgc.lab.chaos.rounds.run import Plan
 from jgc.lab.shared.page import publish
 from jgc.lab.shared.seaweed import Seaweed
+from jgc.lab.shared.stopping import stoppable
 from jgc.training.errors import FAILED, UserError, did_you_mean
 
 FOLDER, SEAWEED = SERVERS = ("folder", "seaweedfs")
@@ -55,17 +56,20 @@ def campaign(plan: Plan, server: str, run_dir: Path | None, output: Path | None,
     if run_dir is not None:
         run_dir.mkdir(parents=True, exist_ok=True)
     folder, results = Path(tempfile.mkdtemp(prefix="jgc-chaos-rounds-", dir=run_dir)), Results()
-    with ExitStack() as stack:
-        place = Place(folder, stack.enter_context(Seaweed(folder)) if server == SEAWEED else None)
-        try:
-            run(plan, place, folder, results, lambda text: print(text, flush=True))
-        finally:  # after Ctrl-C, too
-            where = "SeaweedFS" if place.server else "a folder"
-            text = page.markdown(plan, where, results)
-            publish("Faults of rounds, and what became of them", text, output, line)
-    if bad := page.bad(results):
-        raise UserError(
-            f"{len(bad)} outcomes were silent, hung or ended in a traceback; the run is in {folder}",
-            FAILED,
-        )
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with stoppable(), ExitStack() as stack:
+            place = Place(folder, stack.enter_context(Seaweed(folder)) if server == SEAWEED else None)
+            try:
+                run(plan, place, folder, results, lambda text: print(text, flush=True))
+            finally:  # after Ctrl-C, too
+                where = "SeaweedFS" if place.server else "a folder"
+                text = page.markdown(plan, where, results)
+                publish("Faults of rounds, and what became of them", text, output, line)
+        if bad := page.bad(results):
+            raise UserError(
+                f"{len(bad)} outcomes were silent, hung or ended in a traceback; the run is in {folder}",
+                FAILED,
+            )
+    finally:
+        if not page.bad(results):
+            shutil.rmtree(folder, ignore_errors=True)

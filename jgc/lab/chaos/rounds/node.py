@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import jgc
-from jgc.lab.chaos.child import QUICK
+from jgc.lab.chaos.child import QUICK, end_with_parent
 from jgc.lab.chaos.rounds.accounts import Account, round_on_disk
 from jgc.lab.chaos.rounds.links import FaultyBucket, Switch
 
@@ -113,6 +113,7 @@ def first_params(seed: int = 0) -> Any:
 def child(argv: list[str], output: str, environment: dict[str, str]) -> None:
     """Run a node; argv holds its settings as JSON. An error ends it with code 1 and one line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)

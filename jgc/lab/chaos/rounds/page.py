@@ -1,5 +1,6 @@
 """The page of a campaign of rounds."""
 
+import math
 from collections import Counter
 from statistics import median
 
@@ -33,17 +34,16 @@ def _figures(plan: Plan, server: str, results: Results) -> list[str]:
     goodputs = (results.undisturbed, results.spared, results.everyone)
     undisturbed, spared, everyone = (_rate(x) for x in goodputs)
     worst, accounts = max(results.balances, default=0.0), len(results.balances)
-    most = most_tokens(settings)
+    without = "not measured" if math.isnan(undisturbed) else f"{undisturbed:.1f} of at most {most_tokens(settings):.1f}"
     return [
         f"{plan.nodes} nodes on {server}, local steps of {settings.seconds:g} s a round, grace "
         f"{settings.grace:g} s, quorum {settings.quorum}, overlap {settings.overlap}, seed "
-        f"{plan.seed}; {clock(results.seconds)} minutes, {results.rounds} rounds, a fault each "
-        f"{plan.between:g} s on average.",
+        f"{plan.seed}; {clock(results.seconds)} minutes, {results.rounds} rounds, {results.begun} faults.",
         "",
         table(["figure", "value"], [
             ["goodput of nodes that are not hit", _share(spared, undisturbed)],
             ["goodput of all nodes, hit or not", _share(everyone, undisturbed)],
-            ["tokens a node and second without faults", f"{undisturbed:.1f} of at most {most:.1f}"],
+            ["tokens a node and second without faults", without],
             ["largest relative error of conservation", f"{worst:.1e} in {accounts} accounts"],
             ["digests of nodes that equal their list", f"{results.digests:,}"],
         ]),
@@ -56,8 +56,9 @@ def bad(results: Results) -> list[tuple[str, Outcome]]:
 
 
 def _rate(tokens: tuple[float, float]) -> float:
-    return tokens[0] / tokens[1] if tokens[1] else 0.0
+    """Tokens a second; NaN without a second."""
+    return tokens[0] / tokens[1] if tokens[1] else math.nan
 
 
 def _share(x: float, whole: float) -> str:
-    return f"{100 * x / whole:.1f} %" if whole else "not measured"
+    return "not measured" if math.isnan(x) or not whole > 0 else f"{100 * x / whole:.1f} %"

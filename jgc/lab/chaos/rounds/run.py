@@ -102,7 +102,7 @@ class Run:
       hits: faults under way.
       past: faults that are over: names of their nodes, begin and end.
       deadline: when no more faults begin.
-      balances, digests: of `end`: errors of all accounts, and how many digests were compared.
+      balances, digests: of `end`: errors of all accounts, and how many digests are equal.
     """
 
     def __init__(self, plan: Plan, place: Place, folder: Path, tell: Callable[[str], None]):
