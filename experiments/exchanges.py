@@ -19,7 +19,7 @@ from jgc.compress import step_on_nodes
 from jgc.compress.quantized.quantize import REDUCING, Quantising
 from jgc.lab.bench.network.methods import settings
 from jgc.lab.shared.machine import describe
-from jgc.lab.shared.page import publish
+from jgc.lab.shared.page import check_output, publish
 from jgc.lab.shared.progress import each
 from jgc.lab.shared.tables import table
 from jgc.nodes.layouts import as_one_per_device
@@ -63,6 +63,7 @@ class Exchanges:
                 raise UserError(f"--{name} must be at least {least}, got {' '.join(map(str, values)) or 'none'}")
         if not self.common or not all(0 <= share <= 1 for share in self.common):
             raise UserError(f"--common must be shares from 0 to 1, got {' '.join(map(str, self.common)) or 'none'}")
+        check_output(self.output)
         if not self.methods:
             raise UserError("--methods must name at least one method")
         for method in self.methods:

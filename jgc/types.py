@@ -203,7 +203,7 @@ class Compressor(NamedTuple):
       wire: `(phase, shapes_and_dtypes, nodes) -> Wire`, the bytes of a step.
       schedule: the phases in order; the first starts at step 0. With a `next_phase`, the schedule
         is a plan: it lists each phase once, and sizes in phase values are upper bounds.
-      owns_momentum: whether the method's memory holds the momentum, not the optimiser.
+      owns_momentum: whether the momentum is in the method's memory, not in the optimiser.
       next_phase: `(phase, step, state, nodes) -> Phase`; None if the schedule decides.
       method: the method's record, or a combination of several. Private to jgc.
     """

@@ -174,10 +174,11 @@ def with_same_leaves(old: PyTree, new: PyTree, must: str) -> PyTree:
 
 
 def check_restored(tree: PyTree) -> None:
-    """Raise ValueError, naming the leaf, unless every array has the sharding that `init` gives."""
+    """Raise ValueError, naming the leaf, unless every array has the sharding that `init` gives.
+    Numbers, such as a learning rate, may have none."""
     for name, x in leaves_by_path(tree).items():
         is_sharded = isinstance(getattr(x, "sharding", None), NamedSharding)
-        if not (isinstance(x, jax.core.Tracer) or is_sharded):
+        if jnp.ndim(x) and not (isinstance(x, jax.core.Tracer) or is_sharded):
             raise ValueError(
                 f"this state is sharded within a node, and the leaf {name!r} is a whole array: "
                 "restore the state into that of init, whose leaves have shardings "

@@ -70,7 +70,6 @@ class Program(NamedTuple):
 
     def _run(self, name: str, rest: Sequence[str]) -> int:
         try:
-            from jgc.lab.shared.page import check_output
             from jgc.training.settings import cli, options
         except ModuleNotFoundError as error:  # after `pip install jgc` without [train]
             say(explain(error))
@@ -82,7 +81,6 @@ class Program(NamedTuple):
             if not isclass(command):
                 return command(rest)
             asked: Command = options.read(command, rest, prog)
-            check_output(getattr(asked, "output", None))
             asked.run(f"{prog} {shlex.join(rest)}")
             return 0
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from numbers import Number
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,18 +27,19 @@ def put_arrays(
     return place(tree, placements_of(tree) if placements is None else placements, nodes)
 
 
-def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes) -> bool:
-    """Whether a leaf is no array on a device, or a part's first lies elsewhere than the others'.
+def lies_elsewhere(parts: Sequence[PyTree], nodes: Nodes, numbers: Sequence[Any] = ()) -> bool:
+    """Whether a leaf is no array on a device, or a part's first, or one of `numbers`, lies
+    elsewhere than the others.
 
-    Users set learning rates, as numbers or arrays that JAX may move: for either, a program would
-    be compiled anew.
+    `numbers` are the parts' scalars, which users set, as learning rates. A program would be
+    compiled anew for a weak type, or for an array that JAX may move.
     """
-    leaves = jax.tree.leaves(parts)
-    if not all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
+    if not all(issubclass(kind, jax.Array) for kind in set(map(type, jax.tree.leaves(parts)))):
         return True
-    if not isinstance(nodes.mesh, AbstractMesh) and not all(x.committed for x in leaves):
+    firsts = [x for part in parts for x in first_leaf(part)] + [*numbers]
+    concrete = not isinstance(nodes.mesh, AbstractMesh)
+    if concrete and any(x.weak_type or not x.committed for x in numbers):
         return True
-    firsts = [x for part in parts for x in first_leaf(part)]
     if not isinstance(nodes.mesh, Mesh):
         return nodes.mesh is None and len({device for x in firsts for device in x.devices()}) > 1
     # in nearly every step all arrays have the nodes' mesh, and no set of all devices is made
@@ -76,7 +78,7 @@ def copied(tree: PyTree, unless_of: PyTree = ()) -> PyTree:
 
 
 def with_arrays(tree: PyTree) -> PyTree:
-    """The tree with a new array for each number that a user has set, such as a learning rate.
+    """The tree with an array for each plain number, such as a learning rate that a user has set.
 
     Example:
       >>> with_arrays({"learning_rate": 0.5})
@@ -84,30 +86,44 @@ def with_arrays(tree: PyTree) -> PyTree:
     """
 
     def array(x):
-        if isinstance(x, Number):
-            return np.asarray(x, jnp.result_type(x))
-        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or is_key(x):
-            return x
-        if x.ndim or x.committed:
-            return x
-        # copied, so that no step donates the user's array, and without a weak type
-        return jnp.array(x, x.dtype)
+        return np.asarray(x, jnp.result_type(x)) if isinstance(x, Number) else x
 
     return jax.tree.map(array, tree)
 
 
-def for_nodes(tree: PyTree, nodes: Nodes) -> PyTree:
-    """The per-node tree with each number, such as a learning rate that a user has set, repeated.
-
-    Example:
-      >>> for_nodes({"learning_rate": 0.5}, Nodes(2, 2))
-      {'learning_rate': array([0.5, 0.5], dtype=float32)}
-    """
+def of_each_node(state: Any) -> Any:
+    """A loop's state with numbers that a user has set in `inner`, of local steps, for each node."""
+    if not hasattr(state, "inner"):
+        return state
+    count = len(state.largest_norm)
 
     def repeated(x):
-        return x if jnp.ndim(x) or is_key(x) else np.full(nodes.count, x, jnp.result_type(x))
+        return x if jnp.ndim(x) or is_key(x) else jnp.full((count,), x, jnp.result_type(x))
 
-    return jax.tree.map(repeated, tree)
+    return state._replace(inner=jax.tree.map(repeated, state.inner))
+
+
+def as_made(tree: PyTree, made: PyTree) -> PyTree:
+    """The tree with numbers that a user has set, such as learning rates, as `made` has them.
+
+    They get its dtypes, and its shapes: one for each node where it has shapes [K]. A tree of a
+    different structure does not change.
+
+    Example:
+      >>> made = {"learning_rate": jax.ShapeDtypeStruct((2,), jnp.float32)}
+      >>> as_made({"learning_rate": 1}, made)
+      {'learning_rate': array([1., 1.], dtype=float32)}
+    """
+
+    def number(x, like):
+        if jnp.ndim(x) or is_key(x):
+            return x
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:  # of several processes
+            return x.astype(like.dtype)
+        return np.full(like.shape, x, like.dtype)  # a copy: no step donates the user's array
+
+    structure: Any = jax.tree.structure(tree)
+    return jax.tree.map(number, tree, made) if structure == jax.tree.structure(made) else tree
 
 
 def check_params(params: PyTree) -> None:

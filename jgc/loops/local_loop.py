@@ -6,22 +6,23 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jgc.checks.misuse import check_loop, check_restored
-from jgc.loops.buffers import (
-    device_of,
-    donatable,
-    for_nodes,
-    lies_elsewhere,
-    wait_on_cpu,
-    with_arrays,
-)  # fmt: skip
+from jgc.loops.buffers import as_made, device_of, donatable, lies_elsewhere, wait_on_cpu
 from jgc.loops.fragments import take
 from jgc.loops.local_programs import apply_program, exchange_program, inner_program
 from jgc.loops.loop import Loop, shape_of
 from jgc.loops.mixed import check_own, check_replaced, note, note_returned
-from jgc.loops.outer import Arrays, Parts, check_local, difference, replaced
+from jgc.loops.outer import (
+    Arrays,
+    Parts,
+    check_local,
+    difference,
+    first_optimisers,
+    replaced,
+)  # fmt: skip
 from jgc.loops.step_program import make_diagnosis
 from jgc.method.phases import phase_at
 from jgc.nodes.axis import on_nodes
@@ -42,7 +43,7 @@ class LocalState(NamedTuple):
       own: each node's parameters, leaves [K, ...].
       inner: each node's state of the inner optimiser, leaves [K, ...].
       largest_norm: f32[K], the largest gradient norm that each node has used, fading by a tenth in
-        each step; 0 before the first.
+        each step whose gradient is used; 0 before the first.
       key: the random key of all exchanges; the exchange after step s uses `fold_in(key, s)`.
       model_state: of each node, such as batch statistics, leaves [K, ...]; () without one.
     """
@@ -69,7 +70,7 @@ class LocalMetrics(NamedTuple):
         was not finite, had a norm of 1e15 or more, or was a million times as large as the largest
         that the node has used lately.
       exchanged: the fragment that was exchanged after the step; None without an exchange.
-      info: its `Info`, leaves [K]. If `info.finite` is false, the exchange changed nothing.
+      info: the exchange's `Info`, leaves [K]. If `info.finite` is false, it changed nothing.
       aux: with `has_aux` the second output of the loss, leaves [K, ...]; else None.
       grad_norm: f32[K], the norm of each node's gradient, NaN or infinite where the gradient is.
       reset: bool[K], the nodes that restarted from the shared parameters, with a fresh inner state,
@@ -200,19 +201,27 @@ class LocalStep:
 
     def _lies_elsewhere(self, state: LocalState) -> bool:
         """Whether arrays are not on the devices. ValueError for whole ones that `init` shards."""
-        if not lies_elsewhere(state[2:], self._parts.nodes):
+        numbers = self._loop.numbers((state.outer, state.inner))
+        of_all = any(jnp.ndim(x) == 0 for x in self._loop.numbers(state.inner))
+        if not (of_all or lies_elsewhere(state[2:], self._parts.nodes, numbers)):
             return False
         parts = jax.tree.leaves(state.compressor, is_leaf=lambda x: isinstance(x, ByShards))
         if any(isinstance(x, ByShards) for x in parts):
             check_restored({"params": state.params, "own": state.own})
         return True
 
+    def _as_made(self, arrays: Arrays) -> Arrays:
+        """The arrays, with numbers that a user has set, such as learning rates, as `init` has them."""
+        outer, inner = first_optimisers(self._parts, arrays.params)
+        return arrays._replace(
+            outer=as_made(arrays.outer, outer), inner=as_made(arrays.inner, inner))
+
     def _placed(self, state: LocalState) -> LocalState:
         """The state with its arrays on the devices, after the checks."""
         arrays = self._checked(state)
         if not self._lies_elsewhere(state):
             return state
-        arrays = with_arrays(arrays._replace(inner=for_nodes(arrays.inner, self._parts.nodes)))
+        arrays = self._as_made(arrays)
         put = self._loop.putter(device_of(state.params))
         arrays = put(arrays, placements=self._parts.placements(arrays))
         return state._replace(**arrays._asdict(), key=put(state.key))
@@ -224,9 +233,9 @@ class LocalStep:
         loop, parts = self._loop, self._parts
         arrays = self._checked(state, batch)
         first, elsewhere = not loop.programs, self._lies_elsewhere(state)
-        if elsewhere:  # numbers, such as a learning rate, hold for all nodes
-            arrays = with_arrays(arrays._replace(inner=for_nodes(arrays.inner, parts.nodes)))
-            state = state._replace(inner=arrays.inner)
+        if elsewhere:
+            arrays = self._as_made(arrays)
+            state = state._replace(**arrays._asdict())
         donated = arrays._asdict() | {"model_state": state.model_state}
         structure = jax.tree.structure(donated)
         check_replaced(self._returned, arrays)

@@ -134,10 +134,10 @@ def local_steps(
       nodes: the layout; parameters may be sharded over the devices of a node.
       fragments: parts of the parameters, exchanged one after the other within H steps; from 1 to H,
         and at most the number of arrays.
-      overlap: steps from an exchange to the outer step with its result, from 0 to H - 1: time in
-        which it can travel.
-      merge: fraction of the node's progress during the overlap that it keeps, in [0, 1); 0 discards
-        it. Only for compressors without a residual, which would send that part twice.
+      overlap: steps from an exchange to the outer step that uses its result, from 0 to H - 1: the
+        time that its messages may take.
+      merge: weight of a node's parameters in the average with the new shared ones, in [0, 1); 0
+        discards them. Only for compressors without a residual, which would send that part twice.
 
     Raises:
       TypeError: an argument of the wrong type.

@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from jgc.checks.misuse import check_arrays, check_key
+from jgc.checks.misuse import check_arrays, check_key, is_key
 from jgc.checks.states import check_remembered, remember
 from jgc.loops.buffers import check_params, copied, device_of, put_arrays
 from jgc.loops.frozen import frozen_for
@@ -32,6 +33,7 @@ class Loop:
         self.warn_of_skips = make_skip_warning(steps)
         self._check_state = check_state
         self._fitting: set[Any] = set()  # structures of states that fit
+        self._numbers: dict[Any, list[int]] = {}  # by structure, which leaves are scalars
         self._first: dict[Any, PyTree] = {}  # containers of the states that `init` makes
         self._entered: tuple[Any, ...] = (None, None, None)  # see `enter`
 
@@ -73,6 +75,15 @@ class Loop:
             check_remembered(self._first, state.params, state.model_state)
             self._check_state(state)
             self._fitting.add(structure)
+
+    def numbers(self, tree: PyTree) -> list[Any]:
+        """The scalars of an optimiser's state, of one node or of each, which users may set."""
+        leaves, structure = jax.tree.flatten(tree)
+        if structure not in self._numbers:
+            shapes = (), (self.nodes.count,)
+            indices = [i for i, x in enumerate(leaves) if jnp.shape(x) in shapes and not is_key(x)]
+            self._numbers[structure] = indices
+        return [leaves[i] for i in self._numbers[structure]]
 
     def program(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """The program of a name, which is made once."""

@@ -34,8 +34,8 @@ def make_step(
     for each phase. If any node's gradient is not finite or has a norm of 1e15 or more, the step
     changes only `state.step`.
 
-    `init(key, params, model_state)` is for a model with a state that is no parameter (batch
-    statistics), which every node keeps to itself. Typed random keys in it differ between nodes.
+    `init(key, params, model_state)` is for a model with state other than parameters (batch
+    statistics), which stays on its node. Typed random keys in it differ between nodes.
     `step(state, batch, frozen)` gives the loss parameters that are not trained: base weights under
     LoRA, a target network, a teacher. They are equal on all nodes, sharded inside a node by their
     shardings, and not donated. New values in a later step do not recompile.

@@ -178,16 +178,24 @@ def replaced(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
+def _of_nodes(parts: Parts, tree: PyTree) -> PyTree:
+    """The shapes of a copy for each node."""
+    count = parts.nodes.count
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), tree)
+
+
+def first_optimisers(parts: Parts, params: PyTree) -> tuple[tuple[PyTree, ...], PyTree]:
+    """The shapes of the optimisers' first states: outer ones by fragment, and all nodes' inner."""
+    fragments = [take(params, leaves) for leaves in parts.leaves(params)]
+    outer = tuple(jax.eval_shape(parts.outer.init, part) for part in fragments)
+    return outer, _of_nodes(parts, jax.eval_shape(parts.inner.init, params))
+
+
 def check_local(parts: Parts, state: Any) -> None:
     """Raise ValueError, naming field and leaf, unless a state belongs to these local steps."""
     params = state.params
-
-    def of_nodes(x):
-        return jax.ShapeDtypeStruct((parts.nodes.count, *x.shape), x.dtype)
-
-    own, inner = jax.tree.map(of_nodes, (params, jax.eval_shape(parts.inner.init, params)))
+    own, (outer, inner) = _of_nodes(parts, params), first_optimisers(parts, params)
     fragments = [take(params, leaves) for leaves in parts.leaves(params)]
-    outer = tuple(jax.eval_shape(parts.outer.init, part) for part in fragments)
     finite = jax.ShapeDtypeStruct((), bool)
     waiting = tuple(Waiting(part, finite) for part in fragments if parts.overlap)
     other = "or of other parameters"

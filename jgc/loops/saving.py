@@ -16,7 +16,7 @@ import numpy as np
 
 from jgc.checks.loop_states import check_not_donated, check_phases
 from jgc.checks.misuse import is_key, path_of
-from jgc.loops.buffers import with_arrays
+from jgc.loops.buffers import of_each_node, with_arrays
 from jgc.loops.checksums import checksums
 from jgc.loops.local_loop import LocalState
 from jgc.loops.step_loop import LoopState
@@ -65,7 +65,7 @@ def as_arrays(state: S) -> S:
     check_not_donated(state)
     phases = getattr(state, field) if field == "phases" else [getattr(state, field)]
     noted: dict[str, Any] = {"step": np.array(state.step), field: np.zeros(NOTES, np.uint8)}
-    leaves, structure = jax.tree.flatten(with_arrays(state._replace(**noted)))
+    leaves, structure = jax.tree.flatten(of_each_node(with_arrays(state._replace(**noted))))
     kinds = {i: str(jax.random.key_impl(x)) for i, x in enumerate(leaves) if is_key(x)}
     leaves = [jax.random.key_data(x) if i in kinds else x for i, x in enumerate(leaves)]
     items = [list(kinds.items()), [as_json(phase) for phase in phases], int(state.step)]

@@ -65,7 +65,8 @@ def _anew(first: PyTree, state: PyTree) -> PyTree:
     def node(path, a, b):
         if hasattr(b, "hyperparams"):  # of optax.inject_hyperparams
             return b._replace(inner_state=_anew(a.inner_state, b.inner_state))
-        of_multi_steps = getattr(path[-1], "name", "") in ("mini_step", "gradient_step")
+        name = getattr(path[-1], "name", "") if path else ""  # a state may be one leaf
+        of_multi_steps = name in ("mini_step", "gradient_step")
         # with its first key a node would draw its old noise again
         return b if _follows_schedule(b) or of_multi_steps or is_key(b) else a
 

@@ -12,12 +12,12 @@ from jgc.checks.misuse import check_loop, check_restored
 from jgc.checks.optax_states import holds_state, warn_of_momentum
 from jgc.checks.states import check_fits
 from jgc.loops.buffers import (
+    as_made,
     copied,
     device_of,
     donatable,
     lies_elsewhere,
     wait_on_cpu,
-    with_arrays,
 )  # fmt: skip
 from jgc.loops.loop import Loop, shape_of
 from jgc.loops.optimizers import check_supported
@@ -188,11 +188,13 @@ class Step:
         arrays = donatable(arrays, batch=batch, key=key, frozen=frozen)
         fixed = loop.put_frozen(frozen, device)
         name = phase.value, structure, fixed.name
-        if name not in loop.programs or lies_elsewhere((*arrays, key), nodes):
+        numbers = loop.numbers(arrays.opt_state)
+        if name not in loop.programs or lies_elsewhere((*arrays, key), nodes, numbers):
             if isinstance(arrays.compressor.shared, ByShards):
                 check_restored((state.params, state.opt_state))
             # moves only arrays that a user has restored or set
-            arrays = with_arrays(arrays)
+            made = jax.eval_shape(self._settings.optimizer.init, state.params)
+            arrays = arrays._replace(opt_state=as_made(arrays.opt_state, made))
             arrays, key = put(arrays, placements=placements_of_step(arrays)), put(key)
         batch = loop.place_batch(batch, put)
         wait_on_cpu(arrays, nodes)

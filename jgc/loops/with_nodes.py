@@ -11,7 +11,7 @@ from jgc.checks.misuse import check_arrays, is_key, leaves_by_path
 from jgc.checks.optax_states import holds_state
 from jgc.checks.states import differing_leaf
 from jgc.layout.devices import in_form
-from jgc.loops.buffers import with_arrays
+from jgc.loops.buffers import of_each_node, with_arrays
 from jgc.loops.local_loop import LocalState
 from jgc.loops.step_loop import LoopState
 from jgc.method.signature import signed
@@ -165,7 +165,8 @@ def _arrays(state: Any) -> PyTree:
     """The arrays of a loop's state, by field; any other tree unchanged."""
     if not isinstance(state, LoopState | LocalState):
         return state
-    return {name: with_arrays(x) for name, x in state._asdict().items() if name not in ON_HOST}
+    fields = of_each_node(with_arrays(state))._asdict()
+    return {name: x for name, x in fields.items() if name not in ON_HOST}
 
 
 def _placements(state: Any) -> dict[str, Placement]:

@@ -50,8 +50,8 @@ def as_optax(
       compressor: any of `jgc.compress`.
       nodes: the layout.
       phase: the phase, or its value; not needed if there is only one. If the method finds its
-        phases during the run (`next_phase`, GradiVeQ's), any that `jgc.phase_after` returns; the
-        schedule's have upper bounds of their sizes.
+        phases during the run (`next_phase`, as GradiVeQ), any phase that `jgc.phase_after` returns;
+        phases of the schedule have upper bounds of their sizes.
       switched: choose the phase by the step.
       seed: seed of the compressor's random key.
       nan_if_skipped: whether the rest of the chain gets NaN in a step that all nodes skip because a

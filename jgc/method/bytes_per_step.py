@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jgc.checks.misuse import check_compressor, check_nodes
 from jgc.layout.pack import make_packing
-from jgc.types import Compressor, Nodes, PyTree
+from jgc.types import Compressor, Nodes, Phase, PyTree
 from jgc.wire.account import step_total
 
 
@@ -25,7 +25,9 @@ class StepBytes(NamedTuple):
     uncompressed: float
 
 
-def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict[str, StepBytes]:
+def bytes_per_step(
+    compressor: Compressor, params: PyTree, nodes: Nodes, phase: Phase | None = None
+) -> dict[str, StepBytes]:
     """The bytes that a step of each phase sends, by the phase's name. Computes nothing.
 
     `jgc.Wire` has the details.
@@ -35,6 +37,8 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
       params: the parameters, or their shapes and dtypes.
       nodes: the layout. One of an `AbstractMesh` counts for this machine's backend: on CPU, XLA
         sends bfloat16 as float32.
+      phase: only this one, a loop's `state.phase`; by default each of the schedule. With
+        `per_layer`, methods that find their phases have pairs that no schedule lists.
 
     Raises:
       TypeError: not a Compressor, not a `Nodes`, or a leaf that is not an array.
@@ -50,9 +54,9 @@ def bytes_per_step(compressor: Compressor, params: PyTree, nodes: Nodes) -> dict
     check_nodes(nodes)
     uncompressed = 4.0 * make_packing(params).size
     by_phase = {}
-    for phase in compressor.schedule:
-        wire = compressor.wire(phase.value, params, nodes)
+    for each in compressor.schedule if phase is None else [phase]:
+        wire = compressor.wire(each.value, params, nodes)
         device = float(sum(sent.bytes for sent in wire.physical))
         node = step_total(wire.logical, nodes.count, "up") / nodes.count
-        by_phase[phase.name] = StepBytes(device, node, uncompressed)
+        by_phase[each.name] = StepBytes(device, node, uncompressed)
     return by_phase

@@ -73,8 +73,8 @@ def diagnose(
       f32[] each: `reconstruction_cosine` and `relative_error` against the mean over nodes of
       v, gradient plus residual; `true_cosine` against the mean of the gradients. Also the method's
       diagnostics; a sparse method has `positions`, i32[mu]. A combination has the figures of the
-      default's leaves, but `true_cosine` of all leaves. Where gradients are sharded
-      within a node: the mean over its devices, for their shards in the largest group of leaves.
+      default's leaves, but `true_cosine` of all leaves. If gradients are sharded within a node,
+      the figures are means over its devices, for their shards in the largest group of leaves.
 
     Raises:
       TypeError: `compressor` is not a Compressor, or a `Phase` instead of its value.

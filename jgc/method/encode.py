@@ -146,7 +146,7 @@ def unsend(
 ) -> State:
     """The state of a node whose message was not counted: the message returns to its residual.
 
-    The residual is that before the step plus the gradient, up to rounding. A method without
+    The residual becomes the one before the step plus the gradient, up to rounding. A method without
     residual loses the message. With factor masking, velocities stay cleared.
 
     Args:

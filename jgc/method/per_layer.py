@@ -66,8 +66,7 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
         raise ValueError(f"groups of layers must clip to one norm, got {sorted(norms)}")
     patterns, matchers = tuple(rule for rule, _ in rules), tuple(matcher(rule) for rule, _ in rules)
     schedules = [member.schedule for member in members]
-    cyclic = [member.next_phase is not None for member in members]
-    schedule = phases.together(schedules, cyclic)
+    schedule = phases.together(schedules)
     known = {phases.phase_names(phase): phase.name for phase in schedule}
 
     def next_phase(before, step, state, nodes):
@@ -81,7 +80,8 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
         # phases in turn keep their first step, so that each pair of them is one phase
         start = max(part.start for part in parts)
         found = phases.combined(parts, start, phases.leader_of(schedules))
-        return found._replace(name=known.get(phases.phase_names(found), found.name))
+        names = phases.phase_names(found)  # a pair that is not in the schedule has all of them
+        return found._replace(name=known.get(names, ", ".join(dict.fromkeys(names))))
 
     return compressor_of(
         Combination(

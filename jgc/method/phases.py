@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from itertools import product
 from typing import Any
 
 from jgc.checks.misuse import check_compressor
@@ -99,14 +98,11 @@ def combined(parts: Sequence[Phase], start: int, leading: int) -> Phase:
     return Phase(parts[leading].name, start, tuple(part.value for part in parts), tuple(parts))
 
 
-def together(
-    schedules: Sequence[Sequence[Phase]], cyclic: Sequence[bool] = ()
-) -> tuple[Phase, ...]:
+def together(schedules: Sequence[Sequence[Phase]]) -> tuple[Phase, ...]:
     """The common schedule of several groups: a phase's value is the tuple of the groups' values.
 
     A phase is named after the schedule with the most phases, and if that name is not unique, also
-    after its first step: "dense, from step 100". `cyclic` says of each group whether it decides on
-    its phases, which may then follow the last one of the others: these pairs come at the end.
+    after its first step: "dense, from step 100".
     """
     starts = sorted({phase.start for schedule in schedules for phase in schedule})
     leading = leader_of(schedules)
@@ -114,27 +110,11 @@ def together(
         combined([phase_at(schedule, start) for schedule in schedules], start, leading)
         for start in starts
     ]
-    if any(cyclic):
-        phases += _later([phase_names(phase) for phase in phases], schedules, cyclic, starts[-1])
     names = [phase.name for phase in phases]
     for i, phase in enumerate(phases):
         if names.count(phase.name) > 1:
             phases[i] = phase._replace(name=f"{phase.name}, from step {phase.start}")
     return tuple(phases)
-
-
-def _later(
-    known: list[tuple[str, ...]], schedules: Sequence[Sequence[Phase]], cyclic: Sequence[bool],
-    start: int,
-) -> list[Phase]:  # fmt: skip
-    """The phases after the last `start` whose tuple of names is not `known`."""
-    each = [[phase for phase in schedule if phase.name != DENSE] if cycle else schedule[-1:]
-            for schedule, cycle in zip(schedules, cyclic, strict=True)]  # fmt: skip
-    found: list[Phase] = []
-    for parts in product(*each):
-        if tuple(part.name for part in parts) not in known:
-            found.append(combined(parts, start + 1 + len(found), leader_of(schedules)))
-    return found
 
 
 def phase_names(phase: Phase) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def make_nodes(
     Args:
       count: K, at least 1.
       devices: the devices to use. Default: `jax.devices()`, equally many of each process.
-      devices_per_node: devices of one node; its gradient is their exact mean.
+      devices_per_node: devices of one node; the node's gradient is the exact mean of theirs.
 
     Raises:
       TypeError: an argument of the wrong type.

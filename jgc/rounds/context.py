@@ -58,7 +58,7 @@ class Rules(NamedTuple):
       start: nodes that must have announced themselves before the grace of round 0 begins.
       timeout: seconds after which a node names the missing nodes.
       end: whether it then also stops with `Timeout`.
-      outliers: a message whose norm exceeds this multiple of the median does not count; 0 for all.
+      outliers: messages whose norm exceeds this multiple of the median do not count; 0: no limit.
       checkpoint_every: rounds between checkpoints.
       retained: rounds whose objects are kept for nodes that are behind.
       poll: shortest and longest polling interval, in seconds.

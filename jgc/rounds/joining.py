@@ -133,13 +133,13 @@ def join(
       bucket: a URL or a folder (see `open_bucket`), or an open bucket.
       node: this node's name, unique in the run and the same after a restart.
       params: the parameters. Those of the first node count; others only need the same shapes.
-      compressor: of `jgc.compress`: topk, qsgd, natural, onebit, cast or dense.
+      compressor: of `jgc.compress`: topk, gradient_dropping, qsgd, natural, onebit, cast or dense.
       outer: `Sgd` or `AdamW` of `jgc.rounds`; by default `Sgd(0.7, momentum=0.9)`, with overlap
         `Sgd(0.7, momentum=0.3)`.
       overlap: 1 to exchange in a thread while the next round's steps run.
       merge: with overlap, the fraction of its movement in a round that a node keeps until the mean
-        with it arrives, by default 0.5; or "eager": its share of the mean goes through the outer
-        step immediately, and the others' shares follow.
+        of all movements arrives, by default 0.5; or "eager": the node's share of the mean goes
+        through the outer step immediately, and the others' shares follow.
       folder: where the node keeps its residual, so that it survives a kill; None for nowhere.
       settings: further plain values that must be equal on all nodes, such as local steps a round.
       seed: of random rounding; the same on all nodes.

@@ -12,10 +12,10 @@ class Outcome(NamedTuple):
     """The outcome of an exchange for this node.
 
     Attributes:
-      round: its number.
+      round: the number of the round.
       members: the nodes whose messages count.
       counted: whether this node's message counts.
-      reason: why not; "" if it counts.
+      reason: why this node's message does not count; "" if it counts.
       left_out: why other messages do not count, by node.
       waited: seconds from the message to the list.
       closed_by: the node that made the list.

@@ -17,6 +17,7 @@ from jgc.lab.chaos.rounds.page import markdown
 from jgc.lab.chaos.rounds.run import NoneFree, Plan
 from jgc.lab.chaos.verdict import HANG, SAID, SILENT, SURVIVED, TRACEBACK, Outcome
 from jgc.lab.commands import main
+from jgc.training.errors import UserError
 
 PLAN = Plan(("kill", "stop"), 60.0, 15.0, 4, 5, 60.0, nodes.Settings("", "", ""))
 DUMP = 'Traceback (most recent call last):\n  File "x"\n'
@@ -217,7 +218,7 @@ def test_the_page_of_a_run_that_was_stopped_early_has_no_goodput():
 def test_what_was_measured_before_ctrl_c_is_on_the_page(error, monkeypatch, tmp_path, capsys):
     class Faulty:
         number, deadline, names, was_hit = 7, 0.0, ["a"], None
-        audit = SimpleNamespace(rounds=[])
+        audit = SimpleNamespace(rounds=[], wrong=[])
 
         def __init__(self, *args):
             pass
@@ -236,6 +237,16 @@ def test_what_was_measured_before_ctrl_c_is_on_the_page(error, monkeypatch, tmp_
     main(["chaos", "--rounds", "--seconds", "0.1", "--run-dir", str(tmp_path)])
     assert "7 rounds, 2 faults." in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_that_an_error_names_stays(monkeypatch, tmp_path, capsys):
+    def run(plan, place, folder, results, tell):
+        raise UserError(f"0 of 4 rounds closed; see {folder}", 1)
+
+    monkeypatch.setattr(command, "run", run)
+    assert main(["chaos", "--rounds", "--seconds", "1", "--run-dir", str(tmp_path)]) == 1
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bad, code", [(True, 1), (False, 0)])

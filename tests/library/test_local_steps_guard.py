@@ -204,6 +204,17 @@ def test_a_fresh_state_keeps_rates_that_were_set():
     assert not np.any(state.inner_state[0].mu) and state.inner_state[0].count == 0
 
 
+@pytest.mark.parametrize("optimizer", [
+    optax.scale_by_schedule(optax.constant_schedule(-0.1)),
+    optax.GradientTransformation(jnp.zeros_like, lambda g, s, p=None: (-0.1 * g, s + 1)),
+], ids=["schedule", "array"])  # fmt: skip
+def test_a_fresh_state_may_be_one_leaf(optimizer):
+    init, step = jgc.local_steps(optimizer, optax.sgd(1.0), dense(), 1, jgc.make_nodes(2)).make_step(
+        lambda w, x: jnp.mean(w * x))  # fmt: skip
+    state, _ = step(init(jax.random.key(0), jnp.ones(3)), np.ones((2, 4, 3), np.float32))
+    np.testing.assert_allclose(state.params, 1 - 0.1 / 3, rtol=1e-6)
+
+
 def test_a_fresh_state_keeps_counts_of_schedules():
     """Of weight decay, of noise, and of gradients that are accumulated; moments and their count start anew."""
     params, decay = jnp.ones(3), optax.linear_schedule(1.0, 0.0, 9)

@@ -83,7 +83,7 @@ def test_weak_types_and_placed_batches_do_not_recompile(layout, optimizer):
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.params))
 
 
-RATES = [0.05, np.float32(0.04), np.float64(0.03), jnp.float32(0.02), jnp.asarray(0.01), np.asarray(0.005, np.float32)]
+RATES = [1, 0.05, np.float32(0.04), np.float64(0.03), jnp.float32(0.02), jnp.asarray(0.01), np.asarray(0.005, "f4")]
 
 
 @every_layout
@@ -95,17 +95,47 @@ def test_a_rate_set_by_hand_holds_without_recompiling(layout, field):
     else:
         init, step = jgc.local_steps(sgd, sgd, dense(), 1, nodes).make_step(loss)
     state = init(jax.random.key(0), PARAMS)
+    arrays = jgc.as_arrays(state)
+    dtypes = jax.tree.map(jnp.result_type, arrays)
     state, _ = step(state, batch_of(0))
     with compilations("update") as compiled, compilations("inner_update") as inner, compilations("exchange") as outer:
-        for rate in RATES:
+        for rate in (*RATES, "half", "weak"):
             of = getattr(state, field)
-            (of[0] if field == "outer" else of).hyperparams["learning_rate"] = rate
+            of = of[0] if field == "outer" else of
+            if isinstance(rate, str):  # of the state's, on its devices
+                before = of.hyperparams["learning_rate"].reshape(-1)[0]
+                rate = 0.5 * before if rate == "half" else 0.1 / (1 + of.count.reshape(-1)[0])
+            of.hyperparams["learning_rate"] = rate
+            rate = float(rate)
+            saved = jgc.as_arrays(state)
+            assert jax.tree.map(jnp.shape, saved) == jax.tree.map(jnp.shape, arrays)
             state, _ = step(state, batch_of(1))
             of = getattr(state, field)
             found = (of[0] if field == "outer" else of).hyperparams["learning_rate"]
             assert found.dtype == jnp.float32 and np.all(found == np.float32(rate))
             assert found.shape == ((nodes.count,) if field == "inner" else ())
     assert not compiled + inner + outer
+    assert jax.tree.map(jnp.result_type, jgc.as_arrays(state)) == dtypes
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("loop", ["make_step", "local_steps"])
+def test_a_rate_set_by_hand_where_parameters_are_sharded(loop, dtype):
+    mesh = jax.make_mesh((2, 2), ("host", "chip"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    nodes, sgd = jgc.from_mesh(mesh, slow="host", fast="chip"), optax.inject_hyperparams(optax.adam)(0.1)
+    if loop == "make_step":
+        init, step = jgc.make_step(lambda p, x: jnp.mean((x @ p) ** 2), topk(alpha=0.2), sgd, nodes)
+    else:
+        init, step = jgc.local_steps(sgd, sgd, dense(), 1, nodes).make_step(lambda p, x: jnp.mean((x @ p) ** 2))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("chip"))
+    state = init(jax.random.key(0), jax.device_put(jnp.ones((8, 4), dtype), sharding))
+    x = np.ones((2, 4, 8), np.float32)
+    state, _ = step(state, x)
+    before = jax.tree.map(lambda x: (x.dtype, x.sharding), jgc.as_arrays(state)[2:-2])
+    for of in [state.opt_state] if loop == "make_step" else [state.inner, *state.outer]:
+        of.hyperparams["learning_rate"] = 0.05
+    state, _ = step(state, x)
+    assert jax.tree.map(lambda x: (x.dtype, x.sharding), jgc.as_arrays(state)[2:-2]) == before
 
 
 @every_layout

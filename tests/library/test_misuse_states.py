@@ -96,7 +96,7 @@ OTHERS = [
     ("local_steps", "inner", of("local_steps", "inner", optimizer=optax.sgd(0.1, momentum=0.9)), "inner is of a "
      "different inner optimiser, or of other parameters: it lacks the leaf '0/count'"),
     ("local_steps", "inner", lambda x: jax.tree.map(lambda a: a[0], x), "inner is of a different inner optimiser, or "
-     "of other parameters: its leaf '0/count' is int32[], and should be int32[8]"),
+     "of other parameters: its leaf '0/mu/b' is float32[4], and should be float32[8, 4]"),
     ("local_steps", "outer", of("local_steps", "outer", outer=optax.adam(0.1)), "outer is of a different outer "
      "optimiser, or of other parameters: it lacks the leaf '0/0/trace/b'"),
     ("local_steps", "waiting", lambda x: (), "waiting is of local steps with a different overlap, or of other "

@@ -81,7 +81,8 @@ def to_z(config: Lgc, x: Array, view: View, selection: Selection) -> Array:
     z = (view.signs * x - view.means[selection.ids]) / scales[selection.ids]
     if config.scale == "layer":
         # The scales may be a different node's, and many times too small: convolutions would spread
-        # such values over the other layers, and squares overflow. The residual keeps what is cut.
+        # such values over the other layers, and squares overflow. With exact feedback the residual
+        # keeps the rest.
         z = jnp.clip(z, -LARGEST, LARGEST)
     return jnp.pad(z, (0, ae.padded(selection.mu) - selection.mu))
 

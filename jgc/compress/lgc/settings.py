@@ -48,7 +48,7 @@ class LgcPs(Lgc):
     """own: every node sends its positions (Algorithm 1); leader: all use the leader's"""
     leader: Literal["fixed", "rotating"] = "fixed"
     """fixed: node 0; rotating: the nodes take turns, and every node gets the encoder. With
-    positions="leader" and "fixed", what has no gradient on node 0 is never sent: only for nodes
+    positions="leader" and "fixed", a value without gradient on node 0 is never sent: only for nodes
     with similar data"""
     innovation: float = 0.1
     """share of the selected values that every node sends exactly, in [0, 1]; below 1 / innovation

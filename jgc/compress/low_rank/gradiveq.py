@@ -15,8 +15,8 @@ last one is sent. With `overlapped=False` it encodes all segments before it send
 compare with (Figure 2a). Other leaves (norms, biases, fully connected layers, kernels with more
 than `max_slice` values per tap) are sent uncompressed, and are counted.
 
-Limits. Every node computes the bases by itself, from the same samples: all nodes need the same kind
-of device and the same software versions.
+Limits. Every process computes the bases from the same samples, and all use the result of the first
+(`jgc.nodes.placing.of_first_process`).
 
 Source: Yu et al. 2018, "GradiVeQ: Vector Quantization for Bandwidth-Efficient Gradient Aggregation
 in Distributed CNN Training", NeurIPS; equation and section numbers refer to it.

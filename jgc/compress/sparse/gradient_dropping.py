@@ -42,7 +42,7 @@ class GradientDropping(Sparsifying):
 
 
 def gradient_dropping(config: GradientDropping | None = None, **overrides) -> Compressor:
-    """Top-k of the whole gradient with error feedback: all nodes gather mu values of each.
+    """Top-k of the whole gradient with error feedback: all nodes gather mu values of every node.
 
     Raises:
       ValueError: a setting outside its range, or settings that do not fit together.

@@ -10,7 +10,7 @@ from jgc.lab.chaos.rounds.audit import goodput
 from jgc.lab.chaos.rounds.node import TOKENS, Settings
 from jgc.lab.chaos.rounds.nodes import Place
 from jgc.lab.chaos.rounds.run import TICK, Hit, NoneFree, Plan, Run
-from jgc.lab.chaos.verdict import HANG, SAID, SURVIVED, Outcome
+from jgc.lab.chaos.verdict import HANG, SAID, SILENT, SURVIVED, Outcome
 from jgc.lab.shared.stopping import go_on
 from jgc.training.errors import FAILED, UserError
 
@@ -93,6 +93,10 @@ def run(
         faulty.deadline = time.monotonic() + plan.seconds
         try:
             _faults(faulty, results, tell)
+        except BaseException:
+            for wrong in faulty.audit.wrong:
+                results.add(RUN, Outcome(SILENT, wrong))
+            raise
         finally:  # after Ctrl-C, too
             results.seconds, results.rounds = time.monotonic() - begun, faulty.number
             rounds = faulty.audit.rounds[FIRST - 1 :]

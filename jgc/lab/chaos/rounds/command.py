@@ -70,6 +70,15 @@ def campaign(plan: Plan, server: str, run_dir: Path | None, output: Path | None,
                 f"{len(bad)} outcomes were silent, hung or ended in a traceback; the run is in {folder}",
                 FAILED,
             )
-    finally:
-        if not page.bad(results):
-            shutil.rmtree(folder, ignore_errors=True)
+    except Exception:  # its logs are needed
+        raise
+    except BaseException:  # Ctrl-C
+        _remove(folder, results)
+        raise
+    _remove(folder, results)
+
+
+def _remove(folder: Path, results: Results) -> None:
+    """Remove the folder of a campaign, unless something went badly."""
+    if not page.bad(results):
+        shutil.rmtree(folder, ignore_errors=True)
