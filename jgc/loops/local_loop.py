@@ -211,7 +211,7 @@ class LocalStep:
         return True
 
     def _as_made(self, arrays: Arrays) -> Arrays:
-        """The arrays, with numbers that a user has set, such as learning rates, as `init` has them."""
+        """The arrays, with numbers that a user has set, e.g. learning rates, as `init` has them."""
         outer, inner = first_optimisers(self._parts, arrays.params)
         return arrays._replace(
             outer=as_made(arrays.outer, outer), inner=as_made(arrays.inner, inner))
