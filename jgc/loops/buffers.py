@@ -116,7 +116,7 @@ def as_made(tree: PyTree, made: PyTree) -> PyTree:
     """
 
     def number(x, like):
-        if jnp.ndim(x) or is_key(x):
+        if jnp.ndim(x) or is_key(x) or isinstance(x, jax.ShapeDtypeStruct):
             return x
         if isinstance(x, jax.Array) and not x.is_fully_addressable:  # of several processes
             return x.astype(like.dtype)
