@@ -159,13 +159,6 @@ def test_a_layer_far_smaller_on_the_leader_spoils_no_other_layer(ratio):
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(trained.shared))
 
 
-def test_too_many_nodes_for_int16_are_named_at_once():
-    nodes = jgc.make_nodes(64, jax.devices()[:1])
-    message = "code_dtype='int16' leaves each of 64 nodes codes up to 1.996 times a layer's scale, and needs 2"
-    with pytest.raises(ValueError, match=message):
-        lgc_ring(code_dtype="int16").init(jax.random.key(0), PARAMS, nodes)
-
-
 @pytest.mark.parametrize("name, value", [("algorithm", "tree"), ("decoder", "relu"), ("code_dtype", "int8")])
 def test_a_wrong_setting_is_named(name, value):
     with pytest.raises(ValueError, match=f"{name} must be one of .*{value}"):
