@@ -79,9 +79,9 @@ def per_layer(rules: Sequence[tuple[Rule, Compressor]], default: Compressor) -> 
             return before
         # phases in turn keep their first step, so that each pair of them is one phase
         start = max(part.start for part in parts)
-        found = phases.combined(parts, start, phases.leader_of(schedules))
-        names = phases.phase_names(found)  # a pair that is not in the schedule has all of them
-        return found._replace(name=known.get(names, ", ".join(dict.fromkeys(names))))
+        common = phases.combined(parts, start, phases.leader_of(schedules))
+        names = phases.phase_names(common)  # a pair that is not in the schedule has all of them
+        return common._replace(name=known.get(names, ", ".join(dict.fromkeys(names))))
 
     return compressor_of(
         Combination(

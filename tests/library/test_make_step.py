@@ -111,9 +111,9 @@ def test_a_rate_set_by_hand_holds_without_recompiling(layout, field):
             assert jax.tree.map(jnp.shape, saved) == jax.tree.map(jnp.shape, arrays)
             state, _ = step(state, batch_of(1))
             of = getattr(state, field)
-            found = (of[0] if field == "outer" else of).hyperparams["learning_rate"]
-            assert found.dtype == jnp.float32 and np.all(found == np.float32(rate))
-            assert found.shape == ((nodes.count,) if field == "inner" else ())
+            used = (of[0] if field == "outer" else of).hyperparams["learning_rate"]
+            assert used.dtype == jnp.float32 and np.all(used == np.float32(rate))
+            assert used.shape == ((nodes.count,) if field == "inner" else ())
     assert not compiled + inner + outer
     assert jax.tree.map(jnp.result_type, jgc.as_arrays(state)) == dtypes
 
