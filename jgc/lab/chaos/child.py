@@ -69,7 +69,10 @@ def prepare(output: str, environment: dict[str, str]) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process once the one that started it is gone, also by SIGKILL: nobody would stop it."""
+    """End this process once the one that started it is gone, also by SIGKILL: nobody would stop it.
+
+    Not PR_SET_PDEATHSIG, as in `bench network`: this process is forked from a server, which outlives that process.
+    """
 
     def wait(sentinel: Any) -> None:
         multiprocessing.connection.wait([sentinel])

@@ -70,9 +70,7 @@ def campaign(plan: Plan, server: str, run_dir: Path | None, output: Path | None,
                 f"{len(bad)} outcomes were silent, hung or ended in a traceback; the run is in {folder}",
                 FAILED,
             )
-    except Exception:  # its logs are needed
-        raise
-    except BaseException:  # Ctrl-C
+    except (KeyboardInterrupt, SystemExit):  # after an error its logs are needed
         _remove(folder, results)
         raise
     _remove(folder, results)
