@@ -239,11 +239,12 @@ def test_a_growing_residual_is_refused():
     lgc_ps(fold_signs=False, innovation=0.0, feedback="paper")
 
 
-def test_innovations_are_the_share_of_the_selected_values():
+def test_innovations_are_the_share_of_the_selected_values_and_at_least_one():
+    """Without one, the residual of `fold_signs=False` grew without bound."""
     layers = make_packing({"w": jnp.zeros(100)}).layers
     selection = select_layers(Selector(1.0), layers)
-    assert [innovations_by_layer(LgcPs(innovation=x), selection) for x in (0.29, 0.57, 0.005)] == [
-        (29,), (57,), (0,)]  # fmt: skip
+    assert [innovations_by_layer(LgcPs(innovation=x), selection) for x in (0.29, 0.57, 0.005, 0)] == [
+        (29,), (57,), (1,), (0,)]  # fmt: skip
 
 
 @pytest.mark.parametrize("spread", [1e-25, 1e13])

@@ -45,10 +45,11 @@ class View(NamedTuple):
 
 def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]:
     """How many innovations a node sends of each layer: the share `innovation` of its selected
-    values, at least one (Algorithm 1); over all layers together one number, rounded down."""
+    values, at least one (Algorithm 1); over all layers together one number, at least one, too."""
     if config.innovation_by != "layer":
         # 0.29 * 100 is a little less than 29
-        return (int(config.innovation * selection.mu + 1e-9),)
+        count = int(config.innovation * selection.mu + 1e-9)
+        return (max(count, 1) if config.innovation and selection.mu else 0,)
     if not config.innovation:
         return (0,) * len(selection.counts)
     return Selector(config.innovation).counts(_selected(selection))

@@ -51,8 +51,8 @@ class LgcPs(Lgc):
     positions="leader" and "fixed", a value without gradient on node 0 is never sent: only for nodes
     with similar data"""
     innovation: float = 0.1
-    """share of the selected values that every node sends exactly, in [0, 1]; below 1 / innovation
-    selected values, none"""
+    """share of the selected values that every node sends exactly, in [0, 1]; if not 0, at least one
+    value"""
     innovation_by: Literal["error", "magnitude", "layer"] = "error"
     """error: those with the largest error of signs and means, over all layers together; magnitude:
     the largest; layer: the largest of each layer, at least one, as in the paper"""
