@@ -31,8 +31,8 @@ def make_step(
 
     `init(key, params)` copies the parameters to the devices and makes the states of optimiser and
     compressor. `step(state, batch)` makes one update and donates the state. It compiles a program
-    for each phase. If any node's gradient is not finite or has a norm of 1e15 or more, the step
-    changes only `state.step`.
+    for each phase by itself: call it outside of `jax.jit`. If any node's gradient is not finite or
+    has a norm of 1e15 or more, the step changes only `state.step`.
 
     `init(key, params, model_state)` is for a model with state other than parameters (batch
     statistics), which stays on its node. Typed random keys in it differ between nodes.
