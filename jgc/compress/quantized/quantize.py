@@ -35,11 +35,11 @@ class Quantising:
 
 def quantized(quantiser: Quantiser, config: Quantising) -> Compressor:
     """The method that sends a code of every value, with or without error feedback."""
-    codec = rotated(codec_of(quantiser), config.hadamard, quantiser.bucket)
-    memory = error_feedback() if config.error_feedback else no_memory()
+    codec, memory = codec_of(quantiser), error_feedback() if config.error_feedback else no_memory()
+    of_rotated = rotated(codec, config.hadamard, quantiser.bucket)
     if config.exchange in REDUCING:
-        return reduced(codec, memory, quantiser.bucket, config.exchange, quantiser.averages)
-    return compose(codec, memory, gather())
+        return reduced(codec, memory, quantiser, config)
+    return compose(of_rotated, memory, gather())
 
 
 def codec_of(q: Quantiser) -> Codec:
@@ -91,7 +91,7 @@ REDUCING: dict[str, tuple[Callable[..., tuple[Array, Array]], Callable[[Nodes], 
 
 
 def reduced(
-    codec: Codec, memory: Memory, bucket: int, exchange: str, averages: bool
+    codec: Codec, memory: Memory, quantiser: Quantiser, config: Quantising
 ) -> Compressor:
     """The method whose nodes send codes of their values and codes of sums: a ring, or two shots.
 
@@ -114,8 +114,14 @@ def reduced(
          devices. In two shots every node sends, in all layouts.
     """
 
+    bucket, block = quantiser.bucket, config.hadamard
+
     def step(phase, key, v, state, layers, nodes):
-        mean, lost = reduced_mean(codec, bucket, exchange, key, v, nodes, averages)
+        # as a whole, because a segment can be smaller than a block
+        x = rotate(v, block) if block else v
+        mean, lost = reduced_mean(codec, bucket, config.exchange, key, x, nodes, quantiser.averages)
+        if block:
+            mean, lost = rotate_back(mean, block), rotate_back(lost, block)
         return Step(mean, v - lost, elements=v.size)
 
     def messages(phase, layers, nodes):
