@@ -214,7 +214,7 @@ def test_wrong_settings_have_a_line_each():
 
 @pytest.mark.parametrize("exchange", ["two_shot", "ring"])
 def test_a_rotation_also_helps_where_a_segment_is_smaller_than_its_block(exchange):
-    """Outliers of fifty times the rest, at the same positions on all nodes; segments of 2,500 values, blocks of 4,096."""
+    """Outliers of fifty times the rest, at the same positions on all nodes; segments of 2,500, blocks of 4,096."""
     v = np.random.default_rng(0).normal(size=(8, 20_000)).astype(np.float32)
     v[:, ::97] *= 50
     nodes, mean, error = jgc.make_nodes(8, jax.devices()[:1]), v.mean(0), {}
