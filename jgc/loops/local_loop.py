@@ -182,7 +182,8 @@ class LocalStep:
 
         name = "diagnose", fragment, phase.value, jax.tree.structure(compressor)
         program = self._loop.program(name, make)
-        return program(state.key, np.int32(state.step - 1), grads, compressor)
+        with jax.transfer_guard_host_to_device("allow"):  # of the number
+            return program(state.key, np.int32(state.step - 1), grads, compressor)
 
     def _due(self, state: LocalState) -> int:
         """The fragment whose exchange is due. Raise ValueError if none is."""
@@ -269,7 +270,8 @@ class LocalStep:
         if exchanged is not None:
             program, arrays, phase = self._exchange_program(state, arrays, exchanged)
             wait_on_cpu(arrays, parts.nodes)
-            arrays, info, reset = program(arrays, state.key, np.int32(state.step - 1))
+            with jax.transfer_guard_host_to_device("allow"):
+                arrays, info, reset = program(arrays, state.key, np.int32(state.step - 1))
             state = state._replace(phases=replaced(state.phases, exchanged, phase))
             metrics = metrics._replace(exchanged=exchanged, info=info, reset=reset)
         if applied is not None:

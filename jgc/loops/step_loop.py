@@ -105,7 +105,8 @@ class Step:
         if call.name in self._coming:
             self._coming.pop(call.name).exception()  # waits; the call raises an error itself
         self._loop.leave()
-        arrays, metrics = program(*call.args)
+        with jax.transfer_guard_host_to_device("allow"):  # of the number
+            arrays, metrics = program(*call.args)
         self._loop.warn_of_skips(state.step, metrics.info.finite)
         after = LoopState(state.step + 1, call.phase, **arrays._asdict(), key=call.args[1])
         return after, metrics
@@ -154,7 +155,8 @@ class Step:
             return jax.jit(make_diagnosis(compressor, phase, nodes, where.params, where.compressor))
 
         program = self._loop.program(("diagnose", *call.name), make)
-        return program(key, number, grads, arrays.compressor)
+        with jax.transfer_guard_host_to_device("allow"):
+            return program(key, number, grads, arrays.compressor)
 
     def _gradients(self, call: "_Call") -> PyTree:
         """All nodes' gradients, as they enter the compressor."""
