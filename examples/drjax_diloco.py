@@ -1,7 +1,6 @@
 """A local-step trainer in drjax, such as MaxText's DiLoCo, with its mean over replicas compressed by jgc.
 
-    pip install drjax
-    python examples/drjax_diloco.py
+    pip install drjax && python examples/drjax_diloco.py
 
 Each replica takes 10 steps of AdamW. `drjax.reduce_mean`, or jgc with its state, then gives the mean of
 their progress, and an outer optimiser applies it. docs/drjax.md has the lines that change.
@@ -54,30 +53,31 @@ def inner_step(params, inner, text):
 def make_trainer(compressor, nodes):
     """`init(key)` and `train_step(state, text)`; by `drjax.reduce_mean` if there is no compressor."""
     if compressor is not None:
+        if compressor.next_phase is not None:  # powersgd(alternate=True), gradiveq
+            raise ValueError("the method finds its phases during the run: one compiled function cannot follow it")
         compressed_mean = jgc.compress.step_on_nodes(compressor.aggregate, compressor.schedule[-1].value, nodes)
 
-    @jax.jit
     @drjax.program(placements={"replicas": REPLICAS})
-    def start(key):
-        params = Model().init(key, jnp.zeros((1, WINDOW), jnp.int32))
-        return TrainState(0, params, OUTER.init(params), *drjax.broadcast((params, INNER.init(params))), ())
-
     def init(key):
-        state = start(key)
-        if compressor is None:
-            return state
-        compression = compressor.init(key, state.params, nodes)
-        return state._replace(compression=jgc.place(compression, jgc.State("shared", "local"), nodes))
+        params, compression = Model().init(key, jnp.zeros((1, WINDOW), jnp.int32)), ()
+        if compressor is not None:
+            compression = jgc.place(compressor.init(key, params, nodes), jgc.State("shared", "local"), nodes)
+        replicas = drjax.broadcast((params, INNER.init(params)))
+        return TrainState(jnp.array(0), params, OUTER.init(params), *replicas, compression)
 
     def synchronize(state):
         moved = jax.tree.map(jnp.subtract, drjax.broadcast(state.params), state.replica_params)
         if compressor is None:
-            mean, compression = drjax.reduce_mean(moved), ()
+            mean, compression, finite = drjax.reduce_mean(moved), (), True
         else:
-            mean, compression, _ = compressed_mean(jax.random.key(state.step), moved, state.compression)
+            mean, compression, info = compressed_mean(jax.random.key(state.step), moved, state.compression)
+            finite = info.finite.all()
         updates, outer = OUTER.update(mean, state.outer, state.params)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step, params, outer, drjax.broadcast(params), state.inner, compression)
+        after = TrainState(state.step, params, outer, drjax.broadcast(params), state.inner, compression)
+        replicas = drjax.broadcast((state.params, INNER.init(state.params)))
+        again = TrainState(state.step, state.params, state.outer, *replicas, compression)  # a replica has diverged
+        return jax.tree.map(lambda x, y: jnp.where(finite, x, y), after, again)
 
     @drjax.program(placements={"replicas": REPLICAS})
     def train_step(state, text):

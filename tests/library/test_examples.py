@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from contract import every_layout, nodes_of
@@ -117,6 +119,30 @@ def test_drjaxs_mean_is_that_of_jgc_and_four_bits_learn_as_well():
     np.testing.assert_allclose(dense, plain, rtol=1e-4)
     assert plain[-1] < plain[0] - 1.5 and abs(coded[-1] - plain[-1]) < 0.1
     assert sent / fewer == pytest.approx(32 / 4.25, rel=1e-3)
+
+
+def test_drjaxs_trainer_goes_on_after_a_replica_has_diverged():
+    pytest.importorskip("drjax")
+    module = example("drjax_diloco")
+    nodes = jgc.make_nodes(module.REPLICAS, jax.devices()[:1])
+    init, train_step = module.make_trainer(jgc.compress.cast(format="mxfp4", error_feedback=True), nodes)
+    state, shared = init(jax.random.key(0)), []
+    for i in range(60):
+        if i == 25:
+            state = state._replace(replica_params=jax.tree.map(lambda x: x.at[1].set(jnp.nan), state.replica_params))
+        state, _ = train_step(state, module.batch_of(i))
+        if i % module.EVERY == module.EVERY - 1:
+            shared.append(float(module.loss(state.params, module.batch_of(0, True)[0])))
+    assert shared[2] == shared[1]  # no outer step
+    assert shared[-1] < shared[1] - 0.5 and all(np.isfinite(x).all() for x in jax.tree.leaves(state.inner))
+
+
+def test_drjaxs_trainer_takes_no_method_that_needs_several_programs_in_turn():
+    pytest.importorskip("drjax")
+    module = example("drjax_diloco")
+    nodes = jgc.make_nodes(module.REPLICAS, jax.devices()[:1])
+    with pytest.raises(ValueError, match="finds its phases during the run"):
+        module.make_trainer(jgc.compress.powersgd(alternate=True), nodes)
 
 
 @every_layout
