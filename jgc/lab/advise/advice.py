@@ -115,9 +115,24 @@ def _nothing(advice: Advice) -> str:
     local = f" --set local.every={every}" if every > 1 else ""
     return (
         f"no advice: {none}. In time only, these are faster than {name(plain.method)} ({shown(uncompressed)} s): "
-        f"{', '.join(faster)}. Train with them before a long run: python -m jgc compare --methods "
-        f"{','.join(dict.fromkeys(('dense', *faster)))} --workload {SMALL[advice.kind]}{local}"
+        f"{', '.join(faster)}. Train with them before a long run: python -m jgc compare "
+        f"{methods_of_compare(faster)} --workload {SMALL[advice.kind]}{local}"
     )
+
+
+def methods_of_compare(rows: Sequence[str]) -> str:
+    """Options of `jgc compare` for methods as rows have them, of each method the first row, and `dense`.
+
+    Example:
+      >>> methods_of_compare(["topk:alpha=0.01:every=30", "topk:alpha=0.1", "qsgd"])
+      '--methods dense,topk,qsgd --set topk.alpha=0.01'
+    """
+    settings: dict[str, list[str]] = {"dense": []}
+    for row in rows:
+        method, *own = row.split(":")
+        settings.setdefault(method, [x for x in own if not x.startswith(("every=", "phase="))])
+    own = [f" --set {method}.{setting}" for method, words in settings.items() for setting in words]
+    return f"--methods {','.join(settings)}" + "".join(own)
 
 
 def _evidence(advice: Advice, compressed: Row) -> str:

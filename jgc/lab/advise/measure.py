@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jgc import comm, compress
 from jgc.comm.ledger import bytes_sent
 from jgc.compress import Dense
+from jgc.lab.advise.evidence import ALTERNATE
 from jgc.lab.advise.model import BUCKET, Row
 from jgc.lab.bench.against_pmean import random_gradients
 from jgc.lab.bench.network.jax_methods import alone_on
@@ -36,7 +37,7 @@ from jgc.training.run.setup import make_compressor, model_of
 from jgc.training.settings.config import Config, LayersConfig, check, method_name, resolve
 from jgc.training.settings.local_config import LocalConfig
 from jgc.training.steps.step import Parts
-from jgc.types import Compressor, Nodes, PyTree, Sent, State
+from jgc.types import Compressor, Nodes, Phase, PyTree, Sent, State
 
 BASELINES = {"psum_f32": jnp.float32, "psum_f16": jnp.float16}
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
@@ -67,8 +68,8 @@ def measure(
     Ctrl-C keeps the methods that are done.
 
     Args:
-      given: the config of a file, not yet resolved. Its compressor's settings count for that method, the workload's for
-        the others.
+      chosen: the config of a file, not yet resolved. Its compressor's settings count for that method, the workload's
+        for the others.
       hosts: K; they divide the batch.
       methods: registered names.
       repeats: rounds; medians are taken.
@@ -112,7 +113,7 @@ def measure(
             failed[name] = " ".join(str(error).split())[:300]
             return None
         every = 1 if name in BASELINES else chosen.local.every or 1
-        return Row(name, seconds_of_host, interleaved({name: work}, repeats)[name], sent, every)
+        return Row(name_of(name, chosen), seconds_of_host, interleaved({name: work}, repeats)[name], sent, every)
 
     seconds_of_host, names = computation, (*BASELINES, *methods)
     rows = each(names, row)
@@ -136,12 +137,13 @@ def _method(
         raise UserError("its memory owns a momentum, and with local steps the outer optimiser does")
     if config.local.fragments > 1:
         raise UserError("local.fragments must be 1 here: an exchange of all fragments is measured")
-    phase = compressor.schedule[-1].value
+    # P and Q in turn: a step takes as long in both phases, but may send other bytes
+    phases = compressor.schedule[-2:] if alternates(settings) else compressor.schedule[-1:]
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    sent = through_bucket(compressor, shapes) if bucket else _collectives(compressor, phase, shapes, nodes)
+    sent = through_bucket(compressor, shapes) if bucket else collectives(compressor, phases, shapes, nodes)
     alone = parts._replace(nodes=nodes, compressor=compressor)
     with comm.local_copies():
-        return aggregated(alone, phase, _first(alone, params), grads), sent
+        return aggregated(alone, phases[-1].value, _first(alone, params), grads), sent
 
 
 def transformer(parameters: int) -> PyTree:
@@ -157,8 +159,23 @@ def transformer(parameters: int) -> PyTree:
     return {f"layer_{i}": layer for i in range(12)}
 
 
-def _collectives(compressor: Compressor, phase: Any, shapes: PyTree, nodes: Nodes) -> tuple[Sent, ...]:
-    return compressor.wire(phase, shapes, as_one_per_device(nodes)).physical
+def collectives(
+    compressor: Compressor, phases: Sequence[Phase], shapes: PyTree, nodes: Nodes
+) -> tuple[Sent, ...]:
+    """The collectives of a step, each with its mean bytes over these phases."""
+    of_phases = [compressor.wire(phase.value, shapes, as_one_per_device(nodes)).physical for phase in phases]
+    in_all = zip(*of_phases, strict=True)
+    return tuple(same[0]._replace(bytes=sum(x.bytes for x in same) / len(same)) for same in in_all)
+
+
+def alternates(settings: Any) -> bool:
+    """Whether a method's last two phases come in turn."""
+    return getattr(settings, "alternate", False)
+
+
+def name_of(name: str, chosen: Config) -> str:
+    """A method's name, with the chosen setting that has an accuracy of its own on record."""
+    return f"{name}:{ALTERNATE}" if method_name(chosen.compressor) == name and alternates(chosen.compressor) else name
 
 
 def through_bucket(compressor: Compressor, shapes: PyTree) -> tuple[Sent, ...]:

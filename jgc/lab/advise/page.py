@@ -62,9 +62,9 @@ def notes(advice: Advice) -> list[str]:
         f"{advice.hosts} hosts at {bits(link.rate)}; {what}, {share}{limit}. {advice.about}",
         "Computation and compression are measured, unless they are said to be given; communication, and with it the "
         "step, is an estimate without overlap of communication with computation. Bytes come from `Wire.physical`. "
-        "Every method is in its last phase, which has most steps of a run; an uncompressed step before it takes as "
-        "long as uncompressed f32. Recommended are only methods that keep their accuracy on record for data of this "
-        "kind, however fast others are.",
+        "Every method is in its last phase, which has most steps of a run (bytes of two phases in turn: their mean); "
+        "an uncompressed step before it takes as long as uncompressed f32. Recommended are only methods that keep "
+        "their accuracy on record for data of this kind, however fast others are.",
     ]
     every = max((row.every for row in advice.rows), default=1)
     if every > 1:

@@ -61,6 +61,9 @@ def variants_of(methods: Sequence[str]) -> dict[str, Any]:
 def check_method(name: str, known: Sequence[str]) -> None:
     """Raise UserError for a name that is not known."""
     if name not in known:
+        if name.partition(":")[0] in known and ":" in name:
+            raise UserError(f"unknown method {name!r}: only bench network and experiments codecs take settings after "
+                            "a colon")  # fmt: skip
         raise UserError(f"unknown method {name!r}{did_you_mean(name, list(known))} (one of {', '.join(known)})")
 
 
@@ -153,6 +156,8 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
         if not equals or not field:
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
         fixed = next((part for part in (field, setting_name) if part.split(".")[0].replace("-", "_") in FIXED), None)
+        if fixed and method == "compressor" and setting_name and methods:
+            raise UserError(f"--set {entry}: name the method, {next(iter(methods))}.{setting_name}={value}")
         if fixed:
             raise UserError(f"--set {entry}: {fixed} is not to be set: the command sets it, and is one process")
         if dot and method not in out:
