@@ -71,7 +71,7 @@ RECORD = (
     Evidence("demo", "text", NATS, 0.10, 3, "ptb_gpt, 3,000 steps, sign", _ROWS),
     Evidence("powersgd", "text", NATS, 0.13, 3, f"{_GPT}, rank 4", _ROWS),
     Evidence("powersgd:alternate=true", "text", NATS, 0.50, 1, f"{_GPT}, rank 4, one all-reduce", _ROWS),
-    Evidence("topk", "text", NATS, 0.53, 3, f"{_GPT}, 1.6 % in 2 bits", _ROWS),
+    Evidence("topk", "text", NATS, 0.52, 3, f"{_GPT}, 1.6 % in 2 bits", _ROWS),
     Evidence("ef21", "text", NATS, 1.37, 3, f"{_GPT}, 1.6 %", _ROWS),
     Evidence("dense", "text", NATS, 0.04, 3, f"{_GPT}, DiLoCo", _ROWS, every=30),
     Evidence("qsgd", "text", NATS, 0.04, 3, f"{_GPT}, DiLoCo with 4 bits", _ROWS, every=30),
