@@ -64,8 +64,8 @@ def two_shot_quantized_mean(
 
     def add(total, row):
         i, words = row
-        # the barrier prevents fusion with the sum: all layouts then give the same bits, except where
-        # a scale is a sum (onebit, l2)
+        # the barrier prevents fusion with the sum: all layouts then give the same bits, except
+        # where a scale is a sum (onebit, l2)
         value = lax.optimization_barrier(decode(from_words(words, names)))
         return total + jnp.where(i == index, x[index], value), None
 

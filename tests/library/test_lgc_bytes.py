@@ -42,9 +42,9 @@ SIGNS, CODE, MEANS, INNOVATIONS = 4, 4 * 8, 4 * LAYERS, 4 * 5  # 25 bits in whol
         "leader": (POSITIONS + SIGNS + CODE + MEANS + 4 * 3 + 4, 4 * MU),
         "worker": (MEANS + 4 * 3 + 4, POSITIONS + SIGNS + 4 * MU + CODE + MEANS),
     }),
-    ({"innovation": 0.00001}, "compressed", {  # Section V-B-1: of 25 values none
-        "leader": (POSITIONS + SIGNS + CODE + MEANS, 4 * MU),
-        "worker": (MEANS, POSITIONS + SIGNS + 4 * MU + CODE + MEANS),
+    ({"innovation": 0.00001}, "compressed", {  # Section V-B-1: of 25 values one, because there is no less
+        "leader": (POSITIONS + SIGNS + CODE + MEANS + 4 + 4, 4 * MU),
+        "worker": (MEANS + 4 + 4, POSITIONS + SIGNS + 4 * MU + CODE + MEANS),
     }),
     ({"positions": "own"}, "top-k", {"worker": (POSITIONS + 4 * MU, K * (POSITIONS + 4 * MU))}),
 ])  # fmt: skip

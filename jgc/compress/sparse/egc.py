@@ -39,8 +39,8 @@ Differs from the paper (`literal=True` follows the paper in 1 to 4)
  10. With `selection="chunks"` the message has room for the largest values of every chunk of a
      layer; the t n largest of these are sent. Larger ones, for which their chunk has no room, wait
      in the residual.
- 11. Entropy and threshold are measured on v, which Section IV-C compares with the threshold. Algorithm
-     1's input is called gradients.
+ 11. Entropy and threshold are measured on v, which Section IV-C compares with the threshold.
+     Algorithm 1's input is called gradients.
 """
 
 import dataclasses
