@@ -83,7 +83,7 @@ def test_module_runs():
         (["compare", "--methods", "baseline"], "run-dir"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "dgc.alpha=5"], "alpha must be in (0, 1]"),
         (["compare", "--run-dir", "x", "--methods", "dgc", "--set", "compressor.alpha=0.1"],
-         "--set compressor.alpha=0.1: name the method, dgc.alpha=0.1"),
+         "--set compressor.alpha=0.1: name the method, METHOD.alpha=0.1"),
         (["compare", "--run-dir", "x", "--methods", "dgc:alpha=0.1"],
          "unknown method 'dgc:alpha=0.1': only bench network and experiments codecs take settings after a colon"),
         (["compare", "--run-dir", "x", "--set", "seed=5"], "seed is not to be set: the command sets it"),

@@ -19,7 +19,7 @@ def _loss(params, x, shift):
 @every_layout
 @pytest.mark.parametrize("loop", ["make_step", "local_steps"])
 @pytest.mark.parametrize("name", some_by_default(METHODS, ["qsgd", "random_k"]))
-def test_a_step_moves_only_its_number(name, loop, layout):
+def test_steps_run_where_transfers_must_be_explicit(name, loop, layout):
     nodes, method = nodes_of(layout), build(settings_of(name))
     if method.owns_momentum and loop == "local_steps":
         pytest.skip("the method has the momentum, and the outer optimiser must have it")
@@ -34,5 +34,5 @@ def test_a_step_moves_only_its_number(name, loop, layout):
         for _ in range(2):
             if loop == "make_step":
                 step.diagnose(state, batch, shift)
-            state, _ = step(state, batch, shift)
+            state, _ = step(state, x, shift)  # a batch of the host, which step puts on the devices explicitly
     assert state.step == 3

@@ -45,7 +45,7 @@ class View(NamedTuple):
 
 def innovations_by_layer(config: LgcPs, selection: Selection) -> tuple[int, ...]:
     """How many innovations a node sends of each layer: the share `innovation` of its selected
-    values, at least one (Algorithm 1); over all layers together one number, at least one, too."""
+    values, at least one (Algorithm 1); over all layers together, one number, also at least one."""
     if config.innovation_by != "layer":
         # 0.29 * 100 is a little less than 29
         count = int(config.innovation * selection.mu + 1e-9)

@@ -41,8 +41,8 @@ Differs from the paper (measured in docs/results/lgc_autoencoder.md; `PAPER_RECI
      paper draws the node at random in each step.
  10. The paper has three shares for the innovation, with 0.1 % selected: 0.001 % of the gradient,
      which is 1 % of mu (Section III), 0.001 % of mu (Section V-B-1), and 10 % of each layer's
-     selected values (Algorithm 1). Here it is 10 %; what each would send is in
-     docs/results/papers_numbers.md.
+     selected values (Algorithm 1). Here it is 10 %, and at least one value; what
+     each would send is in docs/results/papers_numbers.md.
  11. The residual counts once. In Algorithms 1 and 2 a value that is not sent, g = gradient + g_acc,
      is added to g_acc, which it already contains: to the letter g_acc doubles in every step, and
      overflows f32 after 128.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jgc.training.data.score import ACCURACY, NATS, PERPLEXITY, PIXEL_ACCURACY, Score
 
 KINDS = {"camvid": "scenes", "ptb": "text", "ptb_characters": "text"}  # by data set; all others are images
-ALTERNATE = "alternate=true"  # of powersgd: another method by its accuracy
+ALTERNATE = "alternate=true"  # a powersgd with an accuracy different from plain powersgd's
 SMALL = {"images": "cifar10_resnet20", "scenes": "camvid_pspnet", "text": "ptb_gpt"}
 """A workload of each kind that a CPU can train."""
 

@@ -156,8 +156,8 @@ def options_of(settings: Sequence[str], methods: Collection[str]) -> dict[str, l
         if not equals or not field:
             raise UserError(f"--set takes FIELD=VALUE or METHOD.FIELD=VALUE, got {entry!r}")
         fixed = next((part for part in (field, setting_name) if part.split(".")[0].replace("-", "_") in FIXED), None)
-        if fixed and method == "compressor" and setting_name and methods:
-            raise UserError(f"--set {entry}: name the method, {next(iter(methods))}.{setting_name}={value}")
+        if fixed and method == "compressor" and setting_name:
+            raise UserError(f"--set {entry}: name the method, METHOD.{setting_name}={value}")
         if fixed:
             raise UserError(f"--set {entry}: {fixed} is not to be set: the command sets it, and is one process")
         if dot and method not in out:
