@@ -129,10 +129,10 @@ def methods_of_compare(rows: Sequence[str]) -> str:
     """
     settings: dict[str, list[str]] = {"dense": []}
     for row in rows:
-        method, *own = row.split(":")
-        settings.setdefault(method, [x for x in own if not x.startswith(("every=", "phase="))])
-    own = [f" --set {method}.{setting}" for method, words in settings.items() for setting in words]
-    return f"--methods {','.join(settings)}" + "".join(own)
+        method, *words = row.split(":")
+        settings.setdefault(method, [x for x in words if not x.startswith(("every=", "phase="))])
+    options = [f" --set {method}.{setting}" for method, words in settings.items() for setting in words]
+    return f"--methods {','.join(settings)}" + "".join(options)
 
 
 def _evidence(advice: Advice, compressed: Row) -> str:

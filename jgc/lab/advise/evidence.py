@@ -94,7 +94,7 @@ def kind_of(dataset: str) -> str:
 def on_record(method: str, kind: str, local: bool = False) -> Evidence | None:
     """The record of a method on a kind of data, with local steps or with an exchange in every step.
 
-    Settings after a colon, as of bench network, do not matter, except those with a record of their own.
+    Settings after a colon, as of bench network, do not matter, except those with a separate record.
 
     Example:
       >>> on_record("topk:alpha=0.01", "images").difference, on_record("random_k", "images")

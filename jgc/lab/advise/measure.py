@@ -164,8 +164,8 @@ def collectives(
 ) -> tuple[Sent, ...]:
     """The collectives of a step, each with its mean bytes over these phases."""
     of_phases = [compressor.wire(phase.value, shapes, as_one_per_device(nodes)).physical for phase in phases]
-    in_all = zip(*of_phases, strict=True)
-    return tuple(same[0]._replace(bytes=sum(x.bytes for x in same) / len(same)) for same in in_all)
+    by_collective = zip(*of_phases, strict=True)
+    return tuple(same[0]._replace(bytes=sum(x.bytes for x in same) / len(same)) for same in by_collective)
 
 
 def alternates(settings: Any) -> bool:
@@ -174,7 +174,7 @@ def alternates(settings: Any) -> bool:
 
 
 def name_of(name: str, chosen: Config) -> str:
-    """A method's name, with the chosen setting that has an accuracy of its own on record."""
+    """A method's name, with the chosen setting that has a separate accuracy on record."""
     return f"{name}:{ALTERNATE}" if method_name(chosen.compressor) == name and alternates(chosen.compressor) else name
 
 
