@@ -182,7 +182,7 @@ class LocalStep:
 
         name = "diagnose", fragment, phase.value, jax.tree.structure(compressor)
         program = self._loop.program(name, make)
-        with jax.transfer_guard_host_to_device("allow"):  # of the number
+        with jax.transfer_guard_host_to_device("allow"):  # the step's number
             return program(state.key, np.int32(state.step - 1), grads, compressor)
 
     def _due(self, state: LocalState) -> int:

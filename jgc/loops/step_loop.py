@@ -105,7 +105,7 @@ class Step:
         if call.name in self._coming:
             self._coming.pop(call.name).exception()  # waits; the call raises an error itself
         self._loop.leave()
-        with jax.transfer_guard_host_to_device("allow"):  # of the number
+        with jax.transfer_guard_host_to_device("allow"):  # the step's number
             arrays, metrics = program(*call.args)
         self._loop.warn_of_skips(state.step, metrics.info.finite)
         after = LoopState(state.step + 1, call.phase, **arrays._asdict(), key=call.args[1])

@@ -20,9 +20,9 @@ Distributed Deep Learning", ICDCS, on alternate compressed PowerSGD.
 
 Differs from the paper
   1. Half of the matrices send P while the others send Q, chosen so that all steps send about as
-     many bytes; an embedding of far more rows than all others have makes every other step larger.
-     In the paper, all layers send P in odd steps and Q in even ones; kernels of convolutions have
-     at least nine times as many rows as columns.
+     many bytes. If one matrix, such as an embedding, outweighs all others, every second step sends
+     more. In the paper, all layers send P in odd steps and Q in even ones; kernels of convolutions
+     have at least nine times as many rows as columns.
   2. The columns of a factor are scaled to length 1, and a column of zeros keeps its old direction,
      as in `powersgd`.
 """
